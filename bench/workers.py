@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+from bench import profiles
+
 ANSWER_TIMEOUT_S = 120.0
 _JOIN_TIMEOUT_S = 10.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -51,6 +53,11 @@ class Worker:
         )
         self._process.start()
         theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
     def tell(self, message: object) -> None:
         try:
@@ -91,7 +98,8 @@ def _work(pipe: Connection, role: Callable[[], None]) -> None:
     # Loss is provoked on purpose and counted; what a library says about it would only disturb the display.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
-        role()
+        with profiles.recording(multiprocessing.current_process().name):
+            role()
     except Exception:  # noqa: BLE001  it is told to the parent, which raises it
         # When the parent is gone there is nobody to tell.
         with contextlib.suppress(OSError):
@@ -118,3 +126,9 @@ def usage_now() -> Usage:
     with open("/proc/self/statm") as statm:
         resident_bytes = int(statm.read().split()[1]) * _PAGE_BYTES
     return Usage(spent.ru_utime + spent.ru_stime, resident_bytes)
+
+
+def allow_many_files() -> None:
+    """As many as the system lets this process have: a local cache takes a dozen, its publisher two for each cache."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

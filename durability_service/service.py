@@ -42,7 +42,7 @@ from durability_service.serving.actions import Actions
 from durability_service.serving.durable_ranges import DurableRanges
 from durability_service.serving.live_events import LiveEvents
 from durability_service.serving.peer_messages import PeerBus
-from durability_service.serving.questions import Questions
+from durability_service.serving.questions import ServiceQuestions
 from durability_service.serving.tracing import Tracer
 from durability_service.serving.watchdog import Watchdog
 from durability_service.storage.store import SampleStore
@@ -107,7 +107,7 @@ class DurabilityService(Closeable):
         self._writer = self._open_writer(store)
         self._actions = Actions(self._step, self._writer, options.snapshot_directory)
         guid = os.urandom(frames.GUID_BYTES)
-        self._questions = Questions(
+        self._questions = ServiceQuestions(
             self._core, self._lock, self.ranges, self._actions,
             step=self._step, catch_up=self._feed_recorded, status=self.status,
             frame=frame, guid=guid, reply_bytes_max=reply_bytes_max(conf), admin_key=admin_key,

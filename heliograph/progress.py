@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -24,7 +25,7 @@ class Progress:
         self._start = time.monotonic()
         self._last_line = self._start
         self._bar: RichProgress | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() or os.environ.get("FORCE_COLOR"):  # the library's own word for "take it for a terminal"
             self._bar = _make_bar()
             self._task = self._bar.add_task(what, total=total, rate="")
 

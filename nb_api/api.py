@@ -19,6 +19,7 @@ from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
+from nb_api.coordination.snapshot_limit import ProcessTurns
 from nb_api.core.writes import CheckedWrite, committed_changes
 from nb_api.db_api import DbApi, DbObject, Write, Written
 from nb_api.errors import DbUnavailable, VersionConflict
@@ -81,6 +82,8 @@ class NbApi(Closeable):
             self._publisher = change_publisher(session, db)
             self._after_commit = AfterCommitPublisher(db, self._publisher, conf)
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._after_commit.in_hand)
+        self.snapshot_turns = ProcessTurns()
+        """Of the local caches that are made with this object."""
         self._compactor = FeedCompactor(db, conf)
         has_service = session is not None and uses_service(session)
         self._upkeep = [] if has_service else self._compactor.threads()

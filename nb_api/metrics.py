@@ -14,7 +14,7 @@ from nb_api.cache.local_cache import LocalCache
 from nb_api.controller.aio import AsyncController
 from nb_api.controller.controller import Controller
 from pubsub_api import metrics
-from pubsub_api.reporting.report import Registration
+from pubsub_api.reporting.report import ReportRegistration
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Source = NbApi | LocalCache | Controller | AsyncController
 
 
-def register(source: Source, *, name: str = "", registry: CollectorRegistry | None = None) -> Registration:
+def register(source: Source, *, name: str = "", registry: CollectorRegistry | None = None) -> ReportRegistration:
     """Let ``registry``, or the one of the process, expose the statistics, with the label ``name``.
 
     Close what is returned before the source.

@@ -40,7 +40,7 @@ class IntakeLimits:
 
 
 @dataclasses.dataclass
-class IntakeCounters:
+class ConnectionCounters:
     connections: int = 0
     denied: int = 0
     """Processes of other users, and connections that could not be accepted."""
@@ -71,7 +71,7 @@ class Intake:
         self._core = core
         self._sequencer = sequencer
         self.limits = limits
-        self.counters = IntakeCounters()
+        self.counters = ConnectionCounters()
         self.turned_at = time.monotonic()
         """When the loop turned last: how the watchdog knows that it lives."""
         self._buffer = memoryview(bytearray(limits.read_bytes_max))

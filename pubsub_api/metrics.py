@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 
 from pubsub_api.core.errors import DriverDependencyMissing
-from pubsub_api.reporting.report import ProcessReport, Registration
+from pubsub_api.reporting.report import ProcessReport, ReportRegistration
 from pubsub_api.session import Session
 
 try:
@@ -56,7 +56,7 @@ def report_of(registry: CollectorRegistry = REGISTRY) -> ProcessReport:
         return collector.report
 
 
-def register(session: Session, registry: CollectorRegistry = REGISTRY, *, name: str = "") -> Registration:
+def register(session: Session, registry: CollectorRegistry = REGISTRY, *, name: str = "") -> ReportRegistration:
     """Let ``registry`` expose the session's statistics, with the label ``session``: ``name``, or a number.
 
     Close what is returned, or the session, to end it.

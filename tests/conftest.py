@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import distribution
+from tests.helpers import compiling, distribution, hang_limit
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -40,10 +42,33 @@ hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """No test hangs for ever."""
+    hang_limit.install(config)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A fresh checkout is compiled by all processes together."""
+    compiling.import_own_files(session.config)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes, what takes longest begins first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: distribution.place_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay in memory.  A full garbage collection would look at them all and take a second, and the
+    long-poll driver makes one whenever its last end closes."""
+    gc.freeze()
+    atexit.register(_unfreeze, os.getpid())
+
+
+def _unfreeze(pid: int) -> None:
+    """Let libraries find at the end of the process that nothing of theirs is left."""
+    if os.getpid() == pid:  # what a fork inherited from the driver must stay as it is
+        gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,14 +22,13 @@ from typing import NamedTuple
 import msgspec
 from oslo_config import cfg
 
+from bench import ours_nb
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
 from bench.workers import Worker
 from nb_api import NbApi
 from nb_api.db_api import Write
 from nb_api.loading import open_db
-from pubsub_api import loading
-from pubsub_api.config import GROUP
 
 WRITES = 500
 """Of a transaction that fills a database."""
@@ -62,10 +61,7 @@ class Commits(NamedTuple):
 
 def nb_conf(driver: str, url: str = "") -> cfg.ConfigOpts:
     """A bus that this process publishes on itself."""
-    conf = loading.conf_from_url(url or _URLS.get(driver, "redis://127.0.0.1:6379/0"))
-    conf.set_override("enable_df_pub_sub", True, group=GROUP)
-    conf.set_override("pub_sub_use_multiproc", False, group=GROUP)
-    return conf
+    return ours_nb.nb_conf(url or _URLS.get(driver, "redis://127.0.0.1:6379/0"))
 
 
 def writes(first: int, count: int, *, tenant: int | None = None) -> list[Write]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from bench import catalog
-from bench.plan import Outcome, Plan, Row, in_turns, median, ratio
+from bench.plan import Outcome, Plan, Row, in_turns, median, percentile_us, ratio
 from bench.runs import Load, Run, run
 from bench.sinks import LatencySink
 from bench.targets import check
@@ -25,14 +24,6 @@ def measure(plan: Plan, driver: str) -> Outcome:
     return Outcome(
         "latency", driver, [_row(case.name, runs[case.name]) for case in cases], check("latency", driver, measured)
     )
-
-
-def percentile_us(latencies_ns: Sequence[int], part: float) -> float:
-    """The smallest latency that at least ``part`` of all do not exceed; not a number when there are none."""
-    if not latencies_ns:
-        return math.nan
-    ordered = sorted(latencies_ns)
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] / 1000
 
 
 def p50_us(run: Run) -> float:

@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from bench import catalog
 from bench.catalog import Transport
 from bench.ends import Case
-from bench.plan import Outcome, Plan, Row, in_turns, median, ratio
+from bench.plan import Outcome, Plan, Row, in_turns, median, percentile_us, ratio
 from bench.runs import Load, Run, run
-from bench.scenarios.latency import percentile_us
 from bench.sinks import AuditSink, RepairSink
 from bench.targets import check
 from pubsub_api.config import GROUP

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench import catalog, through_service
-from bench.plan import Outcome, Plan, Row, median, ratio
+from bench.plan import Outcome, Plan, Row, median, percentile_us, ratio
 from bench.runs import Load, Run, run
-from bench.scenarios.latency import RATE, SAMPLES, SAMPLES_QUICK, p50_us, p99_us, percentile_us
+from bench.scenarios.latency import RATE, SAMPLES, SAMPLES_QUICK, p50_us, p99_us
 from bench.sinks import LatencySink
 from bench.targets import check
 from bench.through_service import ServiceRun

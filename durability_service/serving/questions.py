@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 _PAGE_BYTES = 256 * 1024
 
 
-class Questions:
+class ServiceQuestions:
     """Any thread may ask; answers are made under ``lock``, the service's.
 
     ``step`` gives the core an event, ``catch_up`` gives it all that has come, ``status`` is that of the service.

@@ -31,7 +31,7 @@ _PORTION = 500
 Delivery = tuple[bytes, Header, int]
 
 
-class Standby(Closeable):
+class StandbyRecorder(Closeable):
     """Keeps what came within ``age_max_s`` of the topics that filters select.  Close it before its session and log."""
 
     def __init__(

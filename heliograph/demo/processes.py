@@ -78,7 +78,7 @@ def run_writers(settings: ProcessSettings, commands: Commands, report: Report) -
     writers.close()
 
 
-class Controller:
+class DemoController:
     """What a controller counts of its copy, as it is told of changes."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def dump(cache: LocalCache) -> list[list[Any]]:
 def run_controller(settings: ProcessSettings, commands: Commands, report: Report) -> None:
     """Commands: ``dump`` reports the copy, ``freeze`` and ``thaw`` stop and resume the link, ``end`` ends."""
     faults = Faults(seed=settings.number, drop=settings.drop)
-    controller = Controller()
+    controller = DemoController()
     addresses = [settings.address] if settings.address else None
     with (
         open_nb(settings, faults) as nb,

@@ -47,12 +47,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         local_path(given, "a set of events")
     conf = arguments.read_conf(args)
     with arguments.spark_session(args, conf, "merge") as spark:
-        from spark_pipeline.jobs.merge import MergePolicy, merge_if_different
+        from spark_pipeline.jobs.merge import SnapshotMergePolicy, merge_if_different
         from spark_pipeline.jobs.snapshot import read_rows
         from spark_pipeline.writing.job_directories import attempt, put_in_place, unfinished
 
         merged, has_moved = merge_if_different(
-            MergePolicy[args.policy],
+            SnapshotMergePolicy[args.policy],
             read_rows(spark, args.local),
             read_rows(spark, args.remote),
             t=time.time_ns() if args.before is None else args.before,

@@ -111,6 +111,7 @@ class CacheSync:
         self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
         settings = SnapshotLimitSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
         self._limit = SnapshotLimit(settings, nb.db, owner.pause)
+        self._turns = nb.snapshot_turns
         self.counters = SyncCounters(slots=self._limit.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
@@ -119,9 +120,10 @@ class CacheSync:
 
     def perform(self, task: SyncTask) -> list[Resynced]:
         """What was done.  A delta that cannot be done asks the owner for a snapshot.  Raises DbError, Closed."""
-        revision, loss = self._examine()
         if task.is_snapshot:
-            return self._snapshot(task, loss=loss)
+            with self._turns.take(self._owner.pause, self._limit.counters):
+                return self._snapshot(task, loss=self._examine()[1])
+        revision, loss = self._examine()
         if loss is not None:
             self._escalate(loss, is_replacing=True)
             return []

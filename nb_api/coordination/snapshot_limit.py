@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,10 +23,16 @@ from nb_api.db_api import DbApi
 from nb_api.errors import DbError, DbUnavailable, VersionConflict
 from pubsub_api.core.leases import LeaseProgress, LeaseWrites
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
 
 TABLE = f"{OWN_PREFIX}snapshot-slots"
+PROCESS_READERS_MAX = 2
+"""Caches of one process that read all objects, or wait for a slot to do so, at the same time.  A hundred that look for
+a slot would open as many connections, and slow down those that have one."""
+_TURN_S = 0.25
+"""A cache that is closed while it waits for its turn notices it after so long."""
 _RENEWALS_PER_LEASE = 3
 _LOOKS_PER_LEASE = 10
 
@@ -42,13 +49,38 @@ class SnapshotLimitSettings:
 class SnapshotLimitCounters:
     held: int = 0
     waits: int = 0
-    """Snapshots that had to wait for a slot."""
+    """How often a snapshot had to wait: for those of other caches of the process, or for a slot."""
     taken_over: int = 0
     """Slots of holders that showed no progress."""
     lost: int = 0
     """Slots that were taken over from this cache."""
     without: int = 0
     """Snapshots read without a slot, because there was none for too long or the database took no write."""
+
+
+class ProcessTurns:
+    """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one."""
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._free = threading.Semaphore(PROCESS_READERS_MAX)
+
+    @contextlib.contextmanager
+    def take(self, pause: Callable[[float], None], counters: SnapshotLimitCounters) -> Iterator[None]:
+        """Have a turn inside of the block; waits for it.  ``pause`` is called now and then, and raises Closed when the
+        cache is closed."""
+        free = self._free
+        if not free.acquire(blocking=False):
+            counters.waits += 1
+            while not free.acquire(timeout=_TURN_S):
+                pause(0.0)
+        try:
+            yield
+        finally:
+            free.release()
 
 
 class SnapshotLimit:

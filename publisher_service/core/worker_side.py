@@ -61,6 +61,15 @@ class _Sealed:
         self.is_sent = False
 
 
+@dataclasses.dataclass
+class WorkerCounters:
+    resent: int = 0
+    """Batches that were written again."""
+    refused_events: int = 0
+    refused_reason: str = ""
+    """Why the service could not publish the newest of them."""
+
+
 class WorkerCore:
     """Not thread-safe: the owner serialises calls."""
 
@@ -85,10 +94,7 @@ class WorkerCore:
         self.is_full = False
         """The window has no room: a caller that adds waits until it is False."""
         self.batches = 0
-        self.resent = 0
-        self.refused_events = 0
-        self.refused_reason = ""
-        """Why the service could not publish the newest of them."""
+        self.counters = WorkerCounters()
         self.open: dict[str, list[bytes]] = {}
         """The events of the open batch by topic.  The owner may append to the lists that are there, without `add`,
         while ``position`` and ``window_bytes``, which it raises then, stay below the two that follow."""
@@ -110,6 +116,11 @@ class WorkerCore:
     def waiting(self) -> int:
         """Events in the window."""
         return self.position - self.acknowledged
+
+    @property
+    def under_way(self) -> int:
+        """Batches that were made and that the service has not acknowledged."""
+        return len(self._sealed)
 
     def add(self, topic: str, encoded: bytes) -> bool:
         """Put an event into the window; its position is ``position`` then.  True when something should be written now:
@@ -168,7 +179,9 @@ class WorkerCore:
         """A connection is there; returns what to write first."""
         first = self._sealed[0].number if self._sealed else self.batches + 1
         self.state = WorkerState.GREETING
-        return messages.pack(WorkerHello(messages.VERSION, self.guid, first, self.name, self.pid, self.refused_events))
+        return messages.pack(
+            WorkerHello(messages.VERSION, self.guid, first, self.name, self.pid, self.counters.refused_events)
+        )
 
     def lost(self) -> None:
         """The connection is gone, or is given up."""
@@ -191,7 +204,7 @@ class WorkerCore:
                 return None
         batch = self._sealed[self._next]
         self._next += 1
-        self.resent += batch.is_sent
+        self.counters.resent += batch.is_sent
         batch.is_sent = True
         return batch.message
 
@@ -221,7 +234,7 @@ class WorkerCore:
         if welcome.refused is None:  # then it cannot be said that any of them was published
             self._refused(self.acknowledged - before, "the publisher service does not know what became of them")
         else:
-            self._refused(welcome.refused - self.refused_events, welcome.reason)
+            self._refused(welcome.refused - self.counters.refused_events, welcome.reason)
         self.state = WorkerState.OPEN
         self._next = 0
         self.service_guid = welcome.guid
@@ -229,8 +242,8 @@ class WorkerCore:
 
     def _refused(self, events: int, reason: str) -> None:
         if events > 0:
-            self.refused_events += events
-            self.refused_reason = reason or self.refused_reason
+            self.counters.refused_events += events
+            self.counters.refused_reason = reason or self.counters.refused_reason
 
     def _acknowledge(self, number: int, *, among: int) -> None:
         """Batches up to that number leave the window; only the first ``among`` of them can have been taken."""

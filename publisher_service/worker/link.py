@@ -1,7 +1,9 @@
 """A worker process's connection to the publisher service, and the one thread that looks after it.
 
-Whoever has something to send writes it to the socket, which never blocks.  The thread connects, connects again, reads
-acknowledgements, and writes what the others could not: the end of a flood, and what did not fit the socket's buffer.
+Whoever has something to send writes it to the socket, which never blocks, and reads what the service has acknowledged
+meanwhile: a lone event needs no other thread.  The thread connects, connects again, and writes what the others could
+not: the end of a flood, and what did not fit the socket's buffer.  It reads while somebody waits for an acknowledgement
+or events do, and otherwise once a second, so that nothing the service says stays unread.
 
 All methods but `start` and the thread's own are called with the owner's lock held.
 """
@@ -30,6 +32,8 @@ LOG = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 _BUFFER_BYTES = 1024 * 1024
+_UNREAD_S = 1.0
+"""What the service says to a worker that does not wait for it is read after this time at the latest."""
 _REPLY_BYTES_MAX = 64 * 1024
 """Nothing the service says is longer."""
 
@@ -41,13 +45,15 @@ class WorkerLink:
         core: WorkerCore,
         lock: threading.Lock,
         on_progress: Callable[[], None],
+        has_waiters: Callable[[], bool],
         backoff: Backoff,
     ) -> None:
-        """Raises LimitReached."""
+        """``has_waiters`` tells whether somebody waits for progress.  Raises LimitReached."""
         self._path = path
         self._core = core
         self._lock = lock
         self._on_progress = on_progress
+        self._has_waiters = has_waiters
         self._backoff = backoff
         self._sock: socket.socket | None = None
         self._lost: list[socket.socket] = []
@@ -56,6 +62,12 @@ class WorkerLink:
         self._outgoing = memoryview(b"")
         self._is_blocked = False
         """The socket's buffer is full: the thread waits until there is room again."""
+        self._is_reading = True
+        """The thread waits for what the service says."""
+        self._is_writing = False
+        """The thread had to write what had collected, and that is not acknowledged: more will have collected then."""
+        self._is_idle = False
+        """For a while no event was sent."""
         self._is_asleep = False
         self._is_stopping = False
         self._connect_at = 0.0
@@ -88,6 +100,40 @@ class WorkerLink:
         if self._is_asleep:
             self._is_asleep = False
             self._waker.wake()
+
+    def read(self) -> None:
+        """Take what the service has said so far, and write what that has made due: nobody else would notice."""
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            data = sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"{error}")
+            return
+        self._take(data)
+        self.write(is_urgent=False)
+
+    def write_behind(self) -> None:
+        """Write what was added while something is under way, if that is right now, or leave it to the thread.
+
+        Of lone events one may be under way when the next one is written: most often it is acknowledged by then, and to
+        read that first would delay the next one.
+        """
+        if not self._is_reading and self._core.under_way == 1:
+            self.write()
+            self.read()
+            return
+        self.read()
+        if self._core.open:
+            self.await_answer()
+
+    def await_answer(self) -> None:
+        """Have the thread read what the service says next."""
+        if not self._is_reading:
+            self.wake()
 
     def write(self, *, is_urgent: bool = True) -> None:
         """Write what there is, as far as the socket takes it.  ``is_urgent``: see `WorkerCore.next_message`."""
@@ -132,38 +178,55 @@ class WorkerLink:
                     break
                 if self._sock is None and time.monotonic() >= self._connect_at:
                     self._connect()
-                sock = self._sock
-                fd = -1 if sock is None else sock.fileno()
-                wait_s = self._connect_at - time.monotonic() if sock is None else None
+                sock, position = self._sock, self._core.position
+                self._is_reading = self._must_read()
                 if sock is not None:
-                    poll.register(fd, select.POLLIN | (select.POLLOUT if self._is_blocked else 0))
+                    # That the other end is closed is told in any case.
+                    mask = (select.POLLIN if self._is_reading else 0) | (select.POLLOUT if self._is_blocked else 0)
+                    poll.register(sock, mask)
+                wait_s = self._wait_s()
                 self._is_asleep = True
             ready = dict(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000 + 1))
-            if sock is not None:
-                poll.unregister(fd)
             if self._waker.fd in ready:
                 self._waker.clear()
-            events = ready.get(fd, 0)
-            # Without the lock, which senders would have to wait for: only this thread reads, and only it closes.
-            data = _read(sock) if sock is not None and events & ~select.POLLOUT else None
             with self._lock:
                 self._is_asleep = False
-                if sock is not None and sock is self._sock:
-                    self._handle(data, events)
+                self._is_idle = not ready and position == self._core.position
+                if sock is not None:
+                    poll.unregister(sock)
+                    if sock is self._sock:
+                        self._handle(ready.get(sock.fileno(), 0))
                 self._close_lost()
         with self._lock:
             self._drop_socket()
             self._close_lost()
             self._waker.close()
 
-    def _handle(self, data: bytes | OSError | None, events: int) -> None:
+    def _must_read(self) -> bool:
+        """Whether the thread has to look at what the service says: otherwise senders do, with their next event."""
+        return (
+            not self.is_open
+            or self._is_blocked
+            or self._is_writing
+            or self._is_idle
+            or bool(self._core.open)
+            or self._has_waiters()
+        )
+
+    def _wait_s(self) -> float | None:
+        """How long the thread may sleep; None when it is woken by all that can happen."""
+        if self._sock is None:
+            return self._connect_at - time.monotonic()
+        return None if self._is_reading else _UNREAD_S
+
+    def _handle(self, events: int) -> None:
         if events & select.POLLOUT:
             self._is_blocked = False
-        if isinstance(data, OSError):
-            self._lose(f"{data}")
-        elif data is not None:
-            self._take(data)
+        batches = self._core.batches
+        self.read()
         self.write(is_urgent=False)
+        is_written = self._core.batches > batches
+        self._is_writing = bool(self._core.under_way) and (is_written or self._is_writing)
 
     def _connect(self) -> None:
         sock: socket.socket | None = None
@@ -192,17 +255,17 @@ class WorkerLink:
         if not data:
             self._lose("the service closed it")
             return
-        refused_before = self._core.refused_events
+        refused_before = self._core.counters.refused_events
         try:
             for payload in self._inbox.feed(data):
                 self._receive(payload)
         except WorkerProtocolError as error:
             self.refusals += isinstance(error, WorkerRefused)
             self._lose(f"{error}")
-        if self._core.refused_events > refused_before:
+        if self._core.counters.refused_events > refused_before:
             LOG.error("Worker %s: the publisher service could not publish %d events: %s",
-                      self._core.name, self._core.refused_events - refused_before,
-                      self._core.refused_reason)  # fmt: skip
+                      self._core.name, self._core.counters.refused_events - refused_before,
+                      self._core.counters.refused_reason)  # fmt: skip
         self._on_progress()
 
     def _receive(self, payload: bytes) -> None:
@@ -229,8 +292,8 @@ class WorkerLink:
         self.wake()
 
     def _drop_socket(self) -> None:
-        """Have nothing more to do with the connection.  The thread closes it: it may be about to read from it, and its
-        number must not be another file's by then."""
+        """Have nothing more to do with the connection.  The thread closes it: it may be waiting for it, and its number
+        must not be another file's by then."""
         self._core.lost()
         self._outgoing = memoryview(b"")
         self._is_blocked = False
@@ -241,13 +304,3 @@ class WorkerLink:
     def _close_lost(self) -> None:
         while self._lost:
             self._lost.pop().close()
-
-
-def _read(sock: socket.socket) -> bytes | OSError | None:
-    """What came, nothing at the end, or why that is not known; None when nothing came after all."""
-    try:
-        return sock.recv(_READ_BYTES)
-    except BlockingIOError:
-        return None
-    except OSError as error:
-        return error

@@ -1,8 +1,8 @@
 """The worker's publisher: hands encoded events to the publisher service of the host.
 
-Encoding happens in the calling thread, under a lock that is never held while anything blocks.  An event that finds
-nothing under way is written to the socket at once.  While something is, events collect, and leave when a batch is full
-or when the acknowledgement comes: batching without a timer.
+Encoding happens in the calling thread; a lock, which is never held while anything blocks, guards the window.  An event
+that finds nothing under way is written to the socket at once.  While something is, events collect, and leave when a
+batch is full or when everything is acknowledged: batching without a timer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import time_ns
 
 from oslo_config import cfg
@@ -94,6 +94,8 @@ class WorkerPublisher(WorkerPublisherApi):
         self._stamp = 0
         """Of the last event.  No other clock is listened to here, so this is all of a hybrid clock that is needed.
         Taken without the lock: threads that send at the same moment may get equal ones."""
+        self._waiters = 0
+        """Threads that wait for progress."""
         self._blocked_sends = 0
         self._timeouts = 0
         self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())
@@ -107,8 +109,9 @@ class WorkerPublisher(WorkerPublisherApi):
         if stamp <= self._stamp:  # the wall clock has not moved, or was set back
             stamp = self._stamp + 1
         self._stamp = stamp
-        # `encode_event` is written out here for the usual event of a flood, which saves a call; it does what is
-        # unusual, and says what is wrong.  Of a flood's dicts one in CHECK_INTERVAL is looked into.
+        # `encode_event` is written out here for the usual event of a flood, which finds others in the open batch: that
+        # saves a call.  It does what is unusual, and says what is wrong.  Of a flood's dicts one in CHECK_INTERVAL is
+        # looked into.
         table = event.table
         key = event.key
         action = event.action
@@ -116,7 +119,7 @@ class WorkerPublisher(WorkerPublisherApi):
         value = event.value
         try:
             if (
-                core.quick_position
+                core.open
                 and core.position % CHECK_INTERVAL
                 and (type(value) is dict or type(value) in PLAIN_TYPES)
                 and type(table) is str
@@ -163,9 +166,13 @@ class WorkerPublisher(WorkerPublisherApi):
             )
         core, link = self._core, self._link or self._start_link()
         if core.is_full:
-            self._wait_for_room(link)
+            link.read()  # what is acknowledged by now need not be waited for
+            if core.is_full:
+                self._wait_for_room(link)
         if core.add(topic, encoded):
             link.write()
+        else:
+            link.write_behind()
         return core.position
 
     def send_events(self, events: Iterable[Event]) -> int:
@@ -183,7 +190,7 @@ class WorkerPublisher(WorkerPublisherApi):
     def _start_link(self) -> WorkerLink:
         """Raises LimitReached: the next event tries again."""
         backoff = Backoff(*self._reconnect_s, jitter=random.random)
-        link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, backoff)
+        link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, self._has_waiters, backoff)
         link.start()
         self._link = link
         return link
@@ -192,7 +199,7 @@ class WorkerPublisher(WorkerPublisherApi):
         """Releases the lock while it waits.  Raises WindowFull, Closed."""
         self._blocked_sends += 1
         link.write()
-        if not self._progress.wait_for(lambda: self._is_closing or not self._core.is_full, self._send_timeout_s):
+        if not self._wait_for(lambda: self._is_closing or not self._core.is_full, self._send_timeout_s):
             self._timeouts += 1
             state = "takes nothing" if link.is_open else "cannot be reached"
             raise WindowFull(
@@ -204,6 +211,19 @@ class WorkerPublisher(WorkerPublisherApi):
 
     # -- progress
 
+    def _has_waiters(self) -> bool:
+        return self._waiters > 0
+
+    def _wait_for(self, is_reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait for progress, with the lock held, which is released meanwhile.  False when the time was over before."""
+        self._waiters += 1
+        try:
+            if self._link is not None:
+                self._link.await_answer()
+            return self._progress.wait_for(is_reached, timeout_s)
+        finally:
+            self._waiters -= 1
+
     def flush(self, *, timeout_s: float | None = None) -> None:
         with self._lock:
             if self._is_closed:
@@ -214,13 +234,17 @@ class WorkerPublisher(WorkerPublisherApi):
 
     @property
     def acknowledged(self) -> int:
-        return self._core.acknowledged
+        with self._lock:
+            if self._link is not None:
+                self._link.read()
+            return self._core.acknowledged
 
     def wait_acknowledged(self, position: int, *, timeout_s: float | None = None) -> bool:
         with self._lock:
             if self._link is not None:
                 self._link.write()
-            self._progress.wait_for(lambda: self._is_closed or self._core.acknowledged >= position, timeout_s)
+                self._link.read()
+            self._wait_for(lambda: self._is_closed or self._core.acknowledged >= position, timeout_s)
             return self._core.acknowledged >= position
 
     # -- looking at it
@@ -232,6 +256,8 @@ class WorkerPublisher(WorkerPublisherApi):
     def statistics(self) -> WorkerStatistics:
         with self._lock:
             core, link = self._core, self._link
+            if link is not None:
+                link.read()
             return WorkerStatistics(
                 name=self._name,
                 guid=core.guid.hex(),
@@ -239,14 +265,14 @@ class WorkerPublisher(WorkerPublisherApi):
                 events=core.position,
                 batches=core.batches,
                 acknowledged_events=core.acknowledged,
-                refused_events=core.refused_events,
-                refused_reason=core.refused_reason,
+                refused_events=core.counters.refused_events,
+                refused_reason=core.counters.refused_reason,
                 waiting_events=core.waiting,
                 waiting_bytes=core.window_bytes,
                 connects=link.connects if link else 0,
                 disconnects=link.disconnects if link else 0,
                 refusals=link.refusals if link else 0,
-                resent_batches=core.resent,
+                resent_batches=core.counters.resent,
                 blocked_sends=self._blocked_sends,
                 timeouts=self._timeouts,
             )

@@ -1,7 +1,7 @@
 """How a process tells of itself: numbers, health and readiness, over HTTP or into a registry of Prometheus."""
 
 from pubsub_api.reporting.endpoint import Endpoint, serve
-from pubsub_api.reporting.families import Family, Reading, Sample
-from pubsub_api.reporting.report import ProcessReport, Registration
+from pubsub_api.reporting.families import Family, MetricSample, Reading
+from pubsub_api.reporting.report import ProcessReport, ReportRegistration
 
-__all__ = ["Endpoint", "Family", "ProcessReport", "Reading", "Registration", "Sample", "serve"]
+__all__ = ["Endpoint", "Family", "MetricSample", "ProcessReport", "Reading", "ReportRegistration", "serve"]

@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     statistics: object
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: Mapping[str, str]
     value: float
 
@@ -59,7 +59,7 @@ class Family:
     name: str
     kind: Kind
     help: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
 def gather(readings: Iterable[Reading]) -> list[Family]:
@@ -72,9 +72,11 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
             if family is None:
                 family = families[name] = Family(name, kind_of(reading.role, path), help_of(reading.role, path), [])
             if isinstance(value, Mapping):
-                family.samples += [Sample({**reading.labels, "kind": str(kind)}, one) for kind, one in value.items()]
+                family.samples += [
+                    MetricSample({**reading.labels, "kind": str(kind)}, one) for kind, one in value.items()
+                ]
             else:
-                family.samples.append(Sample(reading.labels, value))
+                family.samples.append(MetricSample(reading.labels, value))
     return list(families.values())
 
 

@@ -242,7 +242,9 @@ HELP: dict[str, dict[str, str]] = {
             "Of a local cache: objects that were missing or old in the source until the database could be asked."
         ),
         "syncs.slots.held": "Of a local cache: snapshots read while holding a slot ([local_cache] snapshot_slots).",
-        "syncs.slots.waits": "Of a local cache: snapshots that waited for a slot.",
+        "syncs.slots.waits": (
+            "Of a local cache: how often a snapshot waited: for other caches of the process, or for a slot."
+        ),
         "syncs.slots.taken_over": "Of a local cache: slots taken from holders that showed no progress.",
         "syncs.slots.lost": "Of a local cache: slots that were taken from this cache.",
         "syncs.slots.without": (
@@ -352,7 +354,7 @@ HELP: dict[str, dict[str, str]] = {
         "is_lag_exact": "Of a group of consumers: 1 when the lag was counted to the end.",
         "oldest_seconds": "Of a group of consumers: age of the oldest event that is not acknowledged.",
         "members": "Of a group of consumers: members that its leader knows.",
-        "is_led": "Of a group of consumers: 1 when somebody leads the group.",
+        "is_led": "Of a group of consumers: 1 when the group has a leader.",
         "missing": "Of a group of consumers: events of its topics that are not in the log.",
         "expired": "Of a group of consumers: offsets that retention dropped before the group had handled them.",
     },

@@ -26,7 +26,7 @@ Check = Callable[[], str]
 """Returns an empty string when all is well, and what is wrong otherwise.  Must not block."""
 
 
-class Registration:
+class ReportRegistration:
     """What was added to a report.  `close` takes it out again; idempotent."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
@@ -56,11 +56,11 @@ class ProcessReport:
 
     # -- what is told
 
-    def add(self, role: str, statistics: Callable[[], object], *, name: str = "") -> Registration:
+    def add(self, role: str, statistics: Callable[[], object], *, name: str = "") -> ReportRegistration:
         """Tell the statistics of an object, such as ``add("local_cache", cache.statistics)``."""
         return self.add_source(lambda number: [Reading(role, {"number": str(number), "name": name}, statistics())])
 
-    def add_session(self, session: Session, *, name: str = "") -> Registration:
+    def add_session(self, session: Session, *, name: str = "") -> ReportRegistration:
         """Tell the statistics of all publishers, subscribers and caches of a session; ``name`` tells it from others."""
 
         def read(number: int) -> list[Reading]:
@@ -76,19 +76,19 @@ class ProcessReport:
 
         return self.add_source(read)
 
-    def add_source(self, read: Callable[[int], Iterable[Reading]]) -> Registration:
+    def add_source(self, read: Callable[[int], Iterable[Reading]]) -> ReportRegistration:
         """Tell whatever ``read`` returns.  It is given a number that is its own, for a label."""
         number = next(self._numbers)
         with self._lock:
             self._sources[number] = lambda: read(number)
-        return Registration(lambda: self._forget(number))
+        return ReportRegistration(lambda: self._forget(number))
 
-    def add_check(self, name: str, check: Check, *, is_vital: bool = False) -> Registration:
+    def add_check(self, name: str, check: Check, *, is_vital: bool = False) -> ReportRegistration:
         """A reason not to be ready.  ``is_vital``: a reason to start the process anew."""
         number = next(self._numbers)
         with self._lock:
             self._checks[number] = (name, check, is_vital)
-        return Registration(lambda: self._forget(number))
+        return ReportRegistration(lambda: self._forget(number))
 
     def _forget(self, number: int) -> None:
         with self._lock:

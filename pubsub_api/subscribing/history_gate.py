@@ -61,6 +61,68 @@ class LiveSide(Protocol):
         """Have a resync told: what was delivered from history may be gone."""
 
 
+class DeliveredObjects:
+    """Which version of each object was delivered last, of ``objects_max`` objects at most.  Not thread-safe."""
+
+    def __init__(self, objects_max: int) -> None:
+        self._objects_max = objects_max
+        self._newest: dict[InstanceKey, int] = {}
+        self.duplicates = self.forgotten = 0
+
+    def new_of(self, events: Sequence[Event]) -> list[Event]:
+        """Those that are newer than what was delivered of their object; they count as delivered from now on."""
+        fresh = [event for event in events if self._is_new(event)]
+        self.duplicates += len(events) - len(fresh)
+        return fresh
+
+    def clear(self) -> None:
+        """Whatever comes next is new."""
+        self._newest.clear()
+
+    def _is_new(self, event: Event) -> bool:
+        if not event.timestamp:  # from a program that does not know our envelope
+            return True
+        instance = (event.topic, event.table, event.key)
+        known = self._newest.pop(instance, 0)
+        if not known and len(self._newest) >= self._objects_max:
+            del self._newest[next(iter(self._newest))]
+            self.forgotten += 1
+        self._newest[instance] = max(known, event.timestamp)
+        return event.timestamp > known
+
+
+class BatchQueue:
+    """Batches that wait for an iterating user.  Any thread may call."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Sequence[Event]] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, events: Sequence[Event]) -> None:
+        """Blocks while the queue is full, until it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < _BATCHES_MAX or self._is_closed)
+            self._waiting.append(events)
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Sequence[Event]]:
+        """Blocks while there is none; ends when the queue is closed and empty."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                batch = self._waiting.popleft()
+                self._changed.notify_all()
+            yield batch
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
 class HistoryGate:
     """Made closed; `start` begins to read.  ``on_events`` None: the user iterates over `batches`."""
 
@@ -76,21 +138,19 @@ class HistoryGate:
         retry_s: float,
     ) -> None:
         self._source = source
-        self._waiting: deque[Sequence[Event]] = deque()
+        self._queue = BatchQueue()
         self._is_iterated = on_events is None
-        self._on_events = on_events or self._wait_in_line
+        self._on_events = on_events or self._queue.put
         self._on_resync = on_resync
         self._hold_s = hold_s
         self._read_timeout_s = read_timeout_s
         self._retry_s = retry_s
         self._hold_until = time.monotonic() + hold_s
-        self._objects_max = objects_max
+        self._delivered = DeliveredObjects(objects_max)
         self._turn = threading.RLock()
         """Held by who delivers, from the look at what is new until the user has it: so the order stays."""
         self._changed = threading.Condition()
         self._is_open = False
-        self._is_closed = False
-        self._newest: dict[InstanceKey, int] = {}
         self._caller = 0
         """The thread that is calling the user."""
         self._is_late = False
@@ -102,7 +162,7 @@ class HistoryGate:
         self._joined = threading.Event()
         self._again = threading.Event()
         self._closing = threading.Event()
-        self._historical = self._duplicates = self._reads = self._forgotten = self._errors = 0
+        self._historical = self._reads = self._errors = 0
         self.thread: threading.Thread | None = None
 
     @property
@@ -132,7 +192,7 @@ class HistoryGate:
         """Live events: wait until history has been delivered, then pass on what is new."""
         with self._changed:
             left_s = max(0.0, self._hold_until - time.monotonic())
-            if not self._changed.wait_for(lambda: self._is_open or self._is_closed, left_s):
+            if not self._changed.wait_for(lambda: self._is_open or self._closing.is_set(), left_s):
                 LOG.warning("History: not complete after %s s; live events are delivered meanwhile.", self._hold_s)
                 self._is_open = True
         with self._turn:
@@ -144,7 +204,7 @@ class HistoryGate:
             if self._on_resync is not None:
                 self._call(self._on_resync, resync)
             if Reason.HISTORY_REPLACED in resync.reasons:
-                self._newest.clear()
+                self._delivered.clear()
         if self._is_late or Reason.INITIAL not in resync.reasons:
             self._again.set()
 
@@ -169,23 +229,22 @@ class HistoryGate:
 
     def batches(self) -> Iterator[Sequence[Event]]:
         """For a user that iterates: history, then live events, until it is closed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    return
-                batch = self._waiting.popleft()
-                self._changed.notify_all()
-            yield batch
+        return iter(self._queue)
 
     def statistics(self) -> HistoryStatistics:
-        return HistoryStatistics(self._historical, self._duplicates, self._reads, self._forgotten, self._errors)
+        return HistoryStatistics(
+            historical=self._historical,
+            history_duplicates=self._delivered.duplicates,
+            history_reads=self._reads,
+            history_forgotten=self._delivered.forgotten,
+            history_errors=self._errors,
+        )
 
     def close(self) -> None:
         """Let everybody go.  Idempotent."""
-        self._is_closed = True
         self._closing.set()
         self._source.close()
+        self._queue.close()
         for waited_for in (self._again, self._joined, self._done):
             waited_for.set()
         with self._changed:
@@ -195,9 +254,8 @@ class HistoryGate:
 
     def _pass_on(self, events: Sequence[Event]) -> int:
         """Hand over what is new; returns how many that was.  In turn."""
-        fresh = [event for event in events if self._is_new(event)]
-        self._duplicates += len(events) - len(fresh)
-        if fresh and not self._is_closed:
+        fresh = self._delivered.new_of(events)
+        if fresh and not self._closing.is_set():
             self._call(self._on_events, fresh)
         return len(fresh)
 
@@ -207,23 +265,6 @@ class HistoryGate:
             callback(what)
         finally:
             self._caller = 0
-
-    def _is_new(self, event: Event) -> bool:
-        if not event.timestamp:  # from a program that does not know our envelope
-            return True
-        instance = (event.topic, event.table, event.key)
-        known = self._newest.pop(instance, 0)
-        if not known and len(self._newest) >= self._objects_max:
-            del self._newest[next(iter(self._newest))]
-            self._forgotten += 1
-        self._newest[instance] = max(known, event.timestamp)
-        return event.timestamp > known
-
-    def _wait_in_line(self, events: Sequence[Event]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < _BATCHES_MAX or self._is_closed)
-            self._waiting.append(events)
-            self._changed.notify_all()
 
     # -- the reader
 
@@ -235,17 +276,17 @@ class HistoryGate:
         except Closed:
             return
         self._settle(self._read(live))
-        while not self._is_closed:
+        while not self._closing.is_set():
             self._again.wait()
             self._again.clear()
-            if not self._is_closed:
+            if not self._closing.is_set():
                 self._settle(self._read(live))
 
     def _read(self, live: LiveSide) -> HistoryOutcome:
         """Until history was read whole, or there is none."""
         outcome = HistoryOutcome.TIMED_OUT
         self._reads += 1
-        while outcome is HistoryOutcome.TIMED_OUT and not self._is_closed:
+        while outcome is HistoryOutcome.TIMED_OUT and not self._closing.is_set():
             outcome = self._read_once(live)
         return outcome
 
@@ -259,7 +300,7 @@ class HistoryGate:
             return HistoryOutcome.TIMED_OUT
 
     def _settle(self, outcome: HistoryOutcome) -> None:
-        if self._is_closed:
+        if self._closing.is_set():
             return
         with self._changed:
             self._is_open = True

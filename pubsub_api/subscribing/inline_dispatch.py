@@ -23,8 +23,9 @@ LENT_MAX_S = 0.025
 """A thread that is away for longer is replaced, after twice as long at most: still below ``message_delay_window``."""
 PAUSE_S = 10.0
 """For how long no thread is borrowed after one had to be replaced: a callback that has lasted once will again."""
-WATCH_S = 1.0
-"""For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does."""
+WATCH_S = 0.1
+"""For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does.
+A few looks: an event that comes alone once a second must not cost forty."""
 
 
 class InlineDispatch:

@@ -14,7 +14,7 @@ from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from pubsub_api.runtime.rare_logging import SeldomLog
 from shared_subscriptions.consuming.memberships import Memberships
-from shared_subscriptions.consuming.reading import LogReader, offer
+from shared_subscriptions.consuming.reading import GroupLogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
 LOG = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Feeder:
                     self._tell()
             return loan.delivery.next_offset > offset
 
-    def _read(self, loan: LoanState, reader: LogReader) -> bool:
+    def _read(self, loan: LoanState, reader: GroupLogReader) -> bool:
         piece = reader.read(loan, events_max=min(max(loan.delivery.room, 1), _READ_EVENTS_MAX))
         if piece is None:
             return False

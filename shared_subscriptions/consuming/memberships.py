@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection
 
 from shared_subscriptions.consuming.dead_letters import DeadLetters
-from shared_subscriptions.consuming.reading import LogReader
+from shared_subscriptions.consuming.reading import GroupLogReader
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.candidate import LeaderRecord
 from shared_subscriptions.errors import GroupDestroyed
@@ -21,7 +21,7 @@ class MemberGroup:
 
     declaration: Declaration
     leading: Leading
-    reader: LogReader
+    reader: GroupLogReader
     letters: DeadLetters
     leader: LeaderRecord | None = None
     """Which process the member talks to."""

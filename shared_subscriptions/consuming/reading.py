@@ -34,7 +34,7 @@ class Piece:
     """Bytes of the events, about."""
 
 
-class LogReader:
+class GroupLogReader:
     """Reads for one group.  Used by one thread."""
 
     def __init__(self, log: LogApi, declaration: Declaration) -> None:

@@ -33,7 +33,7 @@ from shared_subscriptions.consuming.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.consuming.feeding import Feeder
 from shared_subscriptions.consuming.memberships import MemberGroup, Memberships
 from shared_subscriptions.consuming.protocol import ProtocolThread
-from shared_subscriptions.consuming.reading import LogReader
+from shared_subscriptions.consuming.reading import GroupLogReader
 from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.consuming.handler import Handler
@@ -163,7 +163,7 @@ class GroupSubscriber(Closeable):
         """Under the lock, which whatever the leader's thread says waits for."""
         name = declaration.name
         letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
-        reader = LogReader(self._log, declaration)
+        reader = GroupLogReader(self._log, declaration)
         owner = LeadershipListener(
             on_leader=lambda leader: self._on_leader(name, leader),
             on_destroyed=lambda: self._on_destroyed(name),

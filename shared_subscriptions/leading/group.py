@@ -32,7 +32,7 @@ from shared_subscriptions.core.leading.queue import QueueLeader
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.records import GroupStatus
-from shared_subscriptions.leading.standby import Standby
+from shared_subscriptions.leading.standby import GroupStandby
 from shared_subscriptions.leading.status import describe, without_times
 from shared_subscriptions.leading.storing import GroupRecords, Write
 from shared_subscriptions.sockets import MessageConnection
@@ -105,7 +105,7 @@ class Leading:
         self._process = process
         self._incarnation = declaration.incarnation
         self._records = GroupRecords(log, declaration, self.counters)
-        self._standby = Standby(declaration.name, owner, self._records.declaration)
+        self._standby = GroupStandby(declaration.name, owner, self._records.declaration)
         self._commit_interval_s: float = conf[config.GROUP].commit_interval
         self.lease = declaration.lease
         self.beat_s = self.lease.beat_s

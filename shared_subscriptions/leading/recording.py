@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from durable_log.errors import OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.recording.recorder import Recorder, RecorderStatistics
-from durable_log.recording.standby_recorder import Standby
+from durable_log.recording.standby_recorder import StandbyRecorder
 from pubsub_api.core import frame as frames
 from pubsub_api.core.settings import History
 from pubsub_api.errors import HeliographError, WaitTimeout
@@ -50,7 +50,7 @@ class Recording:
         self._standby_age_s = _AGE_CLAIM_TIMES * claim_time_s
         self._lock = threading.Lock()
         self._recorders: dict[str, Recorder] = {}
-        self._standbys: dict[str, Standby] = {}
+        self._standbys: dict[str, StandbyRecorder] = {}
         self._ending: list[threading.Thread] = []
         self._missing = 0
 
@@ -83,7 +83,9 @@ class Recording:
         if declaration is None:
             return
         try:
-            standby = Standby(self._session, self._log, [declaration.topic_filter], age_max_s=self._standby_age_s)
+            standby = StandbyRecorder(
+                self._session, self._log, [declaration.topic_filter], age_max_s=self._standby_age_s
+            )
         except HeliographError as error:
             LOG.warning("Group %s: this process cannot stand by for its leader: %s", group, error)
             return
@@ -109,7 +111,7 @@ class Recording:
             return False
         return True
 
-    def _end(self, group: str, standby: Standby | None, recorder: Recorder | None) -> None:
+    def _end(self, group: str, standby: StandbyRecorder | None, recorder: Recorder | None) -> None:
         """Let a standby append what it has, in a thread: an office must not wait for the log."""
         if standby is None:
             return
@@ -139,7 +141,7 @@ class Recording:
         if self._session.capabilities.bind_based:
             return
         with self._lock:
-            hearing: list[Recorder | Standby] = [*self._recorders.values(), *self._standbys.values()]
+            hearing: list[Recorder | StandbyRecorder] = [*self._recorders.values(), *self._standbys.values()]
         for one in hearing:
             one.wait_ready(timeout_s)
 
@@ -179,7 +181,7 @@ def _since(log: LogApi, declaration: Declaration) -> int:
     return min(found)
 
 
-def _relieve(standby: Standby, recorder: Recorder | None) -> None:
+def _relieve(standby: StandbyRecorder, recorder: Recorder | None) -> None:
     """Append what the standby has; and go on hearing until the recorder that follows does."""
     standby.flush()
     if recorder is not None:

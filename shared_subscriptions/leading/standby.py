@@ -16,7 +16,7 @@ _RELIEF_S = 60.0
 """A standby waits this long for a leader that records."""
 
 
-class Standby:
+class GroupStandby:
     """Of one group.  Owned by the leader's thread."""
 
     def __init__(

@@ -40,7 +40,7 @@ JOBS_MAX = 1_000
 """Names of jobs that a group remembers."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class JobTurn(msgspec.Struct, frozen=True):
     """What one micro-batch of a job is made of."""
 
     number: int
@@ -55,7 +55,7 @@ class Turn(msgspec.Struct, frozen=True):
 class QueryPlace(NamedTuple):
     """Where a query is, as Spark keeps it in its checkpoint."""
 
-    turn: Turn
+    turn: JobTurn
     """The last one that was planned."""
     checkpoint: str = ""
     """The mark of the checkpoint; empty before it has one."""
@@ -64,7 +64,7 @@ class QueryPlace(NamedTuple):
 class Job(msgspec.Struct, frozen=True):
     last: int = 0
     """Number of its last turn."""
-    turn: Turn | None = None
+    turn: JobTurn | None = None
     """The one that is not finished."""
     checkpoint: str = ""
     """The mark of the checkpoint that the name belongs to; empty when the next job may have it."""
@@ -135,7 +135,7 @@ def finish(shares: JobRanges, name: str, place: QueryPlace, run: Run) -> JobRang
 
 def take(
     shares: JobRanges, name: str, place: QueryPlace, waiting: AvailableRanges, run: Run
-) -> tuple[JobRanges, Turn | None]:
+) -> tuple[JobRanges, JobTurn | None]:
     """The turn that a job makes after this place: the one it has taken and not finished, else a new one.
 
     None when there is nothing to take.  The name is the checkpoint's from now on, and this run its only one.  Raises
@@ -152,7 +152,7 @@ def take(
     ranges = tuple(LogRange(shard, begins[shard], end) for shard, end in sorted(until.items()) if end > begins[shard])
     if not ranges:
         return shares, None
-    turn = Turn(max(job.last, place.turn.number) + 1, ranges)
+    turn = JobTurn(max(job.last, place.turn.number) + 1, ranges)
     shares = msgspec.structs.replace(shares, taken=shares.taken | {one.shard: one.end for one in ranges})
     return _with_job(shares, name, msgspec.structs.replace(job, last=turn.number, turn=turn)), turn
 
@@ -259,7 +259,7 @@ def place_to_json(place: QueryPlace) -> dict[str, object]:
 def place_from_json(offset: Mapping[str, object]) -> QueryPlace:
     """Raises UsageError when the checkpoint is not that of a job of a group."""
     try:
-        turn = msgspec.convert({"number": offset["turn"], "ranges": offset["ranges"]}, Turn)
+        turn = msgspec.convert({"number": offset["turn"], "ranges": offset["ranges"]}, JobTurn)
         return QueryPlace(turn, msgspec.convert(offset.get("checkpoint", ""), str))
     except (KeyError, TypeError, msgspec.MsgspecError) as error:
         raise UsageError(

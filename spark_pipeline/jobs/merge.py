@@ -30,7 +30,7 @@ SAMPLE_ORDER = ("timestamp", "guid", "seq")
 CONTENT = (*INSTANCE, *SAMPLE_ORDER, "action", "value", "version")
 
 
-class MergePolicy(enum.Enum):
+class SnapshotMergePolicy(enum.Enum):
     IGNORE = "IGNORE"
     DELETE = "DELETE"
     MERGE = "MERGE"
@@ -38,17 +38,17 @@ class MergePolicy(enum.Enum):
     CATCHUP = "CATCHUP"
 
 
-def merge(policy: MergePolicy, local: DataFrame, remote: DataFrame, *, t: int, depth: int = 1) -> DataFrame:
+def merge(policy: SnapshotMergePolicy, local: DataFrame, remote: DataFrame, *, t: int, depth: int = 1) -> DataFrame:
     """What a set becomes when it meets another one.  ``t`` is the time of the request: what was written here after it
     is never touched.  Both sets have the columns of an event; they come out as they are in ``local``."""
     for side in (local, remote):
         require_columns(side, CONTENT)
-    if policy is MergePolicy.IGNORE:
+    if policy is SnapshotMergePolicy.IGNORE:
         return local
     newer = local.where(local["timestamp"] > t)
-    if policy is MergePolicy.DELETE:
+    if policy is SnapshotMergePolicy.DELETE:
         return newer
-    return keep_newest(local if policy is MergePolicy.MERGE else newer, remote, depth=depth)
+    return keep_newest(local if policy is SnapshotMergePolicy.MERGE else newer, remote, depth=depth)
 
 
 def keep_newest(local: DataFrame, remote: DataFrame, *, depth: int) -> DataFrame:
@@ -83,11 +83,11 @@ def digest(samples: DataFrame) -> tuple[int, int, int]:
 
 
 def merge_if_different(
-    policy: MergePolicy, local: DataFrame, remote: DataFrame, *, t: int, depth: int = 1
+    policy: SnapshotMergePolicy, local: DataFrame, remote: DataFrame, *, t: int, depth: int = 1
 ) -> tuple[DataFrame, bool]:
     """The merged set, and whether anything had to be moved.  Equal sets are found by comparing digests, one pass over
     each, and then ``local`` is the result as it is.  As in the service, this makes no difference to DELETE."""
-    is_comparable = policy in (MergePolicy.MERGE, MergePolicy.REPLACE, MergePolicy.CATCHUP)
+    is_comparable = policy in (SnapshotMergePolicy.MERGE, SnapshotMergePolicy.REPLACE, SnapshotMergePolicy.CATCHUP)
     if is_comparable and digest(local) == digest(remote):
         return local, False
-    return merge(policy, local, remote, t=t, depth=depth), policy is not MergePolicy.IGNORE
+    return merge(policy, local, remote, t=t, depth=depth), policy is not SnapshotMergePolicy.IGNORE

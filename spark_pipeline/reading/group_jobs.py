@@ -15,14 +15,14 @@ from durable_log.log_api import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.names import Names
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import GroupOrigin, JobRanges, Turn
+from spark_pipeline.core.job_ranges import GroupOrigin, JobRanges, JobTurn
 from spark_pipeline.errors import PipelineError
 
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 100
 
-Change = Callable[[JobRanges], tuple[JobRanges, Turn | None]]
+Change = Callable[[JobRanges], tuple[JobRanges, JobTurn | None]]
 
 
 def load(log: LogApi, group: str) -> tuple[JobRanges, int]:
@@ -36,7 +36,7 @@ def load(log: LogApi, group: str) -> tuple[JobRanges, int]:
     return found, 0 if record is None else record.version
 
 
-def change(log: LogApi, group: str, how: Change) -> Turn | None:
+def change(log: LogApi, group: str, how: Change) -> JobTurn | None:
     """Apply a change to the record, on what others have made of it meanwhile.
 
     Returns the turn that the change took.  Raises GroupNotFound, what the change raises, and PipelineError when others

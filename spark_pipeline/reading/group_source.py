@@ -23,7 +23,7 @@ from durable_log.log_api import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.core.declaration import Declaration, Wish
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import AvailableRanges, QueryPlace, Run, Turn
+from spark_pipeline.core.job_ranges import AvailableRanges, JobTurn, QueryPlace, Run
 from spark_pipeline.core.ranges import LogRange, Offsets
 from spark_pipeline.reading import group_jobs
 from spark_pipeline.reading.checkpoints import check_identity, check_kept, check_reached, mark_with_log
@@ -48,7 +48,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, object]:
         groups.get(self._opened(), self._options.group)  # a group that is not declared is refused at the start
-        return self._kept(QueryPlace(Turn(0)))
+        return self._kept(QueryPlace(JobTurn(0)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
@@ -70,7 +70,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where an empty batch ends that does nothing but write a mark into the checkpoint."""
         found, _ = group_jobs.load(self._opened(), self._options.group)
         sharing.check_name(found, self._options.query, "")
-        return QueryPlace(Turn(place.turn.number), uuid.uuid4().hex)
+        return QueryPlace(JobTurn(place.turn.number), uuid.uuid4().hex)
 
     def _waiting(self, limit: ReadLimit) -> AvailableRanges:
         log = self._opened()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class LogReader(DataSourceReader):
+class BatchLogReader(DataSourceReader):
     """A batch read.  What it reads is settled by its options, and by nothing else: Spark keeps one reader for all
     queries on a DataFrame, so a reader that took over a filter of one query would apply it to the next one.  Spark
     applies every filter itself."""
@@ -144,7 +144,7 @@ class HeliographDataSource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # the columns are fixed
-        return LogReader(SourceOptions(self.options, self.limits))
+        return BatchLogReader(SourceOptions(self.options, self.limits))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         options = SourceOptions(self.options, self.limits)

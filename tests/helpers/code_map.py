@@ -10,7 +10,7 @@ import functools
 import pathlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tests.helpers import documents
@@ -193,13 +193,12 @@ def _name_of(call: ast.Call, place: int) -> str | None:
     return None
 
 
-def generated() -> dict[str, tuple[str, str]]:
-    """Mark in a page -> the page, and the text that belongs between ``<!-- mark -->`` and ``<!-- /mark -->``."""
-    return {
-        "modules": (MODULES, module_map()),
-        "folders": (ARCHITECTURE, folder_map()),
-        "classes": (GLOSSARY, class_table()),
-    }
+GENERATED: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "modules": (MODULES, module_map),
+    "folders": (ARCHITECTURE, folder_map),
+    "classes": (GLOSSARY, class_table),
+}
+"""Mark in a page -> the page, and what gives the text that belongs between ``<!-- mark -->`` and ``<!-- /mark -->``."""
 
 
 def replaced(page: str, mark: str, text: str) -> str:
@@ -223,8 +222,8 @@ def follow_moved_threads() -> None:
 def main() -> None:
     """Write the generated parts again."""
     follow_moved_threads()
-    for mark, (page, text) in generated().items():
-        (ROOT / page).write_text(replaced(page, mark, text))
+    for mark, (page, text) in GENERATED.items():
+        (ROOT / page).write_text(replaced(page, mark, text()))
 
 
 if __name__ == "__main__":

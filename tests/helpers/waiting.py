@@ -13,6 +13,8 @@ from pubsub_api.errors import TransportUnavailable
 T = TypeVar("T")
 
 POLL_S = 0.005
+POLL_MAX_S = 0.02
+"""A wait that takes long looks less often: what many tests look at costs more than what they wait for."""
 WAIT_S = 60.0
 """How long a wait goes on by default: a bound for a machine on which everything stands still at times."""
 
@@ -24,6 +26,7 @@ def wait_until(condition: Callable[[], T], timeout_s: float = WAIT_S, what: str 
     whole time does not fail a test whose condition has come true meanwhile.
     """
     deadline = time.monotonic() + timeout_s
+    pause_s = POLL_S
     while True:
         is_last_chance = time.monotonic() >= deadline
         result = condition()
@@ -31,7 +34,8 @@ def wait_until(condition: Callable[[], T], timeout_s: float = WAIT_S, what: str 
             return result
         if is_last_chance:
             raise AssertionError(f"waited {timeout_s} s in vain for {what}; last value: {result!r}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.02 * pause_s, POLL_MAX_S)
 
 
 def wait_joined(subscriber: Subscriber, addresses: Sequence[str] | None) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from durability_service.core.alignment import merging
 from durability_service.core.sets.samples import InstanceKey, Sample, make_sample, newest_first
-from spark_pipeline.jobs.merge import MergePolicy, digest, merge, merge_if_different
+from spark_pipeline.jobs.merge import SnapshotMergePolicy, digest, merge, merge_if_different
 from spark_pipeline.schema import EVENT_COLUMNS
 from tests.spark.conftest import event_row, frame_of, plain_rows
 
@@ -53,8 +53,8 @@ def rows_of(instances: Instances) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", list(MergePolicy))
-def test_the_result_is_that_of_the_service(spark: SparkSession, policy: MergePolicy) -> None:
+@pytest.mark.parametrize("policy", list(SnapshotMergePolicy))
+def test_the_result_is_that_of_the_service(spark: SparkSession, policy: SnapshotMergePolicy) -> None:
     for seed in range(3):
         chance = random.Random(seed)
         depth = chance.choice([1, 3])
@@ -73,10 +73,10 @@ def test_equal_sets_are_found_without_moving_anything(spark: SparkSession) -> No
     local = frame_of(spark, rows)
     shuffled = frame_of(spark, [row[:1] + (99,) + row[2:] for row in reversed(rows)])  # other places in another log
     assert digest(local) == digest(shuffled)
-    merged, has_moved = merge_if_different(MergePolicy.MERGE, local, shuffled, t=T)
+    merged, has_moved = merge_if_different(SnapshotMergePolicy.MERGE, local, shuffled, t=T)
     assert merged is local
     assert not has_moved
     different = frame_of(spark, rows[1:])
     assert digest(local) != digest(different)
-    assert merge_if_different(MergePolicy.CATCHUP, local, different, t=T)[1]
+    assert merge_if_different(SnapshotMergePolicy.CATCHUP, local, different, t=T)[1]
     assert digest(frame_of(spark, [])) == (0, 0, 0)

@@ -30,7 +30,7 @@ OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
 
 
 @dataclasses.dataclass(frozen=True)
-class Endpoint:
+class EtcdEndpoint:
     """Where a member of the cluster listens."""
 
     host: str
@@ -44,7 +44,7 @@ class Endpoint:
 class EtcdSettings:
     """Everything the driver needs to know."""
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[EtcdEndpoint, ...]
     """In the order of preference."""
     security: ssl.SSLContext | None
     has_certificate: bool
@@ -100,12 +100,14 @@ def _read_login(url: SplitResult) -> tuple[str, str]:
     return urllib.parse.unquote(user), urllib.parse.unquote(password)
 
 
-def _read_endpoints(url: SplitResult) -> tuple[Endpoint, ...]:
+def _read_endpoints(url: SplitResult) -> tuple[EtcdEndpoint, ...]:
     found = []
     for place in url.netloc.rpartition("@")[2].split(","):
         try:
             parts = urllib.parse.urlsplit(f"//{place}")
-            endpoint = Endpoint(parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port)
+            endpoint = EtcdEndpoint(
+                parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port
+            )
         except ValueError as error:
             raise InvalidConfig(f"{place!r} is no host:port of an etcd: {error}") from error
         if endpoint.port == 0 or (not place and "," in url.netloc):

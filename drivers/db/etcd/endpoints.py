@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from drivers.db.etcd.config import Endpoint, EtcdSettings
+from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -26,19 +26,19 @@ LEADER_PAUSE_S = 0.1
 class Endpoints:
     """Every method may be called from any thread.  Nothing blocks."""
 
-    def __init__(self, listed: tuple[Endpoint, ...]) -> None:
+    def __init__(self, listed: tuple[EtcdEndpoint, ...]) -> None:
         self.listed = listed
         self.cluster_id: int | None = None
         """Of the cluster that is used, None while nobody has said it."""
         self._current = listed[0]
-        self._failed_at: dict[Endpoint, float] = {}
+        self._failed_at: dict[EtcdEndpoint, float] = {}
         self._log_change = SeldomLog(LOG)
 
     @property
     def are_several(self) -> bool:
         return len(self.listed) > 1
 
-    def choose(self, tried: Collection[Endpoint]) -> Endpoint | None:
+    def choose(self, tried: Collection[EtcdEndpoint]) -> EtcdEndpoint | None:
         """The best of those that were not tried, None when all were."""
         first = self.listed.index(self._current)
         ring = [one for one in self.listed[first:] + self.listed[:first] if one not in tried]
@@ -47,15 +47,15 @@ class Endpoints:
             return sound[0]
         return min(ring, key=lambda one: self._failed_at.get(one, 0.0), default=None)
 
-    def is_aside(self, endpoint: Endpoint) -> bool:
+    def is_aside(self, endpoint: EtcdEndpoint) -> bool:
         """Whether it has failed lately.  A single endpoint is used in any case."""
         failed_at = self._failed_at.get(endpoint)
         return self.are_several and failed_at is not None and time.monotonic() < failed_at + PAUSE_S
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, endpoint: EtcdEndpoint) -> None:
         self._failed_at[endpoint] = time.monotonic()
 
-    def works(self, endpoint: Endpoint) -> None:
+    def works(self, endpoint: EtcdEndpoint) -> None:
         """It has answered."""
         self._failed_at.pop(endpoint, None)
         if endpoint != self._current:
@@ -74,7 +74,7 @@ class Effort:
         self._settings = settings
         self.is_repeatable = is_repeatable
         self.deadline = time.monotonic() + settings.operation_timeout_s
-        self.tried: dict[Endpoint, DbError | InvalidConfig] = {}
+        self.tried: dict[EtcdEndpoint, DbError | InvalidConfig] = {}
         self._is_any_alive = False
         self.is_sent = False
         """The request itself is on its way: it may be done."""
@@ -89,7 +89,7 @@ class Effort:
         left = max(1, len(self._endpoints.listed) - len(self.tried))
         return max(0.0, self.deadline - time.monotonic()) / left
 
-    def failed(self, endpoint: Endpoint, error: DbError | InvalidConfig, *, is_alive: bool = False) -> None:
+    def failed(self, endpoint: EtcdEndpoint, error: DbError | InvalidConfig, *, is_alive: bool = False) -> None:
         """The next attempt is for another one.  ``is_alive``: it is there, but cannot do it at the moment."""
         self.tried[endpoint] = error
         self._is_any_alive |= is_alive
@@ -113,7 +113,7 @@ class Effort:
         return DbUnavailable(f"{address}: no endpoint can be used: {reasons}")
 
 
-def judge_clusters(found: Mapping[Endpoint, int], known: int | None, listed_count: int) -> int | None:
+def judge_clusters(found: Mapping[EtcdEndpoint, int], known: int | None, listed_count: int) -> int | None:
     """The cluster to use, from what each endpoint that answers says its cluster is; None when none does.
 
     A cluster that was put back from a backup has another number: that is believed when more than half of the endpoints

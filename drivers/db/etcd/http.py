@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd.config import Endpoint, EtcdSettings
+from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
 from drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
 from drivers.db.etcd.login import Login
 from drivers.db.etcd.refusals import (
@@ -29,7 +29,7 @@ from drivers.db.etcd.refusals import (
     read_refusal,
     refusal_error,
 )
-from drivers.db.etcd.wire import Answer, HttpConnection
+from drivers.db.etcd.wire import EtcdAnswer, HttpConnection
 from drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
@@ -161,7 +161,7 @@ class WatchBroken(DbUnavailable):
 class WatchStream:
     """What the server reports of keys.  For one thread at a time; close it.  It holds a connection."""
 
-    def __init__(self, client: EtcdClient, connection: HttpConnection, endpoint: Endpoint) -> None:
+    def __init__(self, client: EtcdClient, connection: HttpConnection, endpoint: EtcdEndpoint) -> None:
         self._client = client
         self._connection = connection
         self._endpoint = endpoint
@@ -228,7 +228,7 @@ class EtcdClient:
     def call(self, path: str, request: dict[str, Any], answer: type[T], *, is_repeatable: bool | None = None) -> T:
         """One request, one answer.  ``is_repeatable``: done twice it does the same; by default as the path says."""
 
-        def finish(connection: HttpConnection, begun: Answer, deadline: float) -> T:
+        def finish(connection: HttpConnection, begun: EtcdAnswer, deadline: float) -> T:
             body = connection.read_body(begun, deadline)
             found = msgspec.json.decode(body, type=answer, strict=False)
             self.release(connection)
@@ -239,7 +239,7 @@ class EtcdClient:
     def open_watch(self, request: dict[str, Any]) -> WatchStream:
         """Begin to hear of keys."""
 
-        def finish(connection: HttpConnection, begun: Answer, deadline: float) -> WatchStream:  # noqa: ARG001
+        def finish(connection: HttpConnection, begun: EtcdAnswer, deadline: float) -> WatchStream:  # noqa: ARG001
             assert connection.endpoint is not None
             return WatchStream(self, connection, connection.endpoint)
 
@@ -261,7 +261,7 @@ class EtcdClient:
 
     def find_clusters(self) -> None:
         """Ask every endpoint of which cluster it is.  Raises InvalidConfig when they are of different ones."""
-        found: dict[Endpoint, int] = {}
+        found: dict[EtcdEndpoint, int] = {}
         timeout_s = min(self.settings.connect_timeout_s, self.settings.operation_timeout_s / len(self.endpoints.listed))
         for endpoint in self.endpoints.listed:
             connection = HttpConnection()
@@ -280,7 +280,7 @@ class EtcdClient:
         self,
         path: str,
         request: dict[str, Any],
-        finish: Callable[[HttpConnection, Answer, float], T],
+        finish: Callable[[HttpConnection, EtcdAnswer, float], T],
         is_repeatable: bool,
     ) -> T:
         """``finish`` gives the connection back, or keeps it, unless it raises."""
@@ -326,7 +326,7 @@ class EtcdClient:
                 self.check_open()
                 effort.failed(endpoint, failure_error(error, endpoint, self.settings, is_new=True))
 
-    def _identify(self, connection: HttpConnection, endpoint: Endpoint, effort: Effort) -> None:
+    def _identify(self, connection: HttpConnection, endpoint: EtcdEndpoint, effort: Effort) -> None:
         """Before anything is written there: a member of another cluster would take it."""
         number = self._read_cluster_id(connection, min(effort.request_deadline(), effort.deadline))
         if self.endpoints.cluster_id is None:
@@ -349,7 +349,7 @@ class EtcdClient:
         path: str,
         body: bytes,
         effort: Effort,
-        finish: Callable[[HttpConnection, Answer, float], T],
+        finish: Callable[[HttpConnection, EtcdAnswer, float], T],
     ) -> T:
         """Raises _TryAgain when another one may follow."""
         endpoint, was_kept = connection.endpoint, connection.is_kept
@@ -374,7 +374,7 @@ class EtcdClient:
                 raise _TryAgain
         raise failure
 
-    def _broken(self, endpoint: Endpoint, was_kept: bool, effort: Effort, error: Exception) -> Exception:
+    def _broken(self, endpoint: EtcdEndpoint, was_kept: bool, effort: Effort, error: Exception) -> Exception:
         """What to raise after a connection broke."""
         failure = failure_error(error, endpoint, self.settings, is_new=not was_kept)
         # A server that was restarted has hung up; the same endpoint may be asked once more.
@@ -385,7 +385,7 @@ class EtcdClient:
 
     def _send(
         self, connection: HttpConnection, path: str, body: bytes, effort: Effort
-    ) -> tuple[Answer, Refusal | None, float]:
+    ) -> tuple[EtcdAnswer, Refusal | None, float]:
         """Until the answer begins, or is a refusal; and how long the rest of it may take.  Logs in when need be."""
         deadline = min(effort.request_deadline(), effort.deadline)
         token = ""

@@ -7,16 +7,15 @@ import ssl
 
 import msgspec
 
-from drivers.db.etcd.config import GROUP, Endpoint, EtcdSettings
+from drivers.db.etcd.config import GROUP, EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
 
-_CODE_UNKNOWN, _CODE_INVALID_ARGUMENT, _CODE_EXHAUSTED, _CODE_OUT_OF_RANGE, _CODE_UNAUTHENTICATED = 2, 3, 8, 11, 16
+_CODE_INVALID_ARGUMENT, _CODE_EXHAUSTED, _CODE_OUT_OF_RANGE, _CODE_UNAUTHENTICATED = 3, 8, 11, 16
+_CODES_UNKNOWN = (2, 13)  # unknown, internal
 _CODE_UNAVAILABLE = 14
 _CODES_PERMISSION = (7, 16)
 _CODES_PASSING = (1, 4, 10, _CODE_UNAVAILABLE)  # cancelled, deadline exceeded, aborted, unavailable
-_STOPPING = ("transport", "connection", "stopped", "raft", "context")
-"""In what the gateway says, without a code of its own, when the server behind it ends."""
 _UNTOUCHED = ("no leader", "not capable", "not supported for learner")
 """In refusals of a member that has not begun with the request."""
 
@@ -41,8 +40,9 @@ class Refusal(msgspec.Struct, frozen=True):
     @property
     def is_passing(self) -> bool:
         """Another member, or the same one later, may do it."""
-        if self.code == _CODE_UNKNOWN:
-            return any(text in self.message for text in _STOPPING)
+        if self.code in _CODES_UNKNOWN:
+            # The gateway has lost the server behind it, which was ended: it says so in any words.
+            return not self.message.startswith("etcdserver: ")
         return self.code in _CODES_PASSING or (self.code == _CODE_EXHAUSTED and "too many requests" in self.message)
 
     @property
@@ -100,7 +100,7 @@ def _advice(refusal: Refusal, settings: EtcdSettings) -> str:
 
 
 def failure_error(
-    error: Exception, endpoint: Endpoint, settings: EtcdSettings, *, is_new: bool = False
+    error: Exception, endpoint: EtcdEndpoint, settings: EtcdSettings, *, is_new: bool = False
 ) -> DbError | InvalidConfig:
     """The error for a connection that could not be made, or broke, before anything was answered when it ``is_new``."""
     reason = str(error) or type(error).__name__

@@ -12,13 +12,14 @@ import socket
 import ssl
 import time
 
-from drivers.db.etcd.config import Endpoint
+from drivers.db.etcd.config import EtcdEndpoint
 
-_PORTION = 256 * 1024
+_PORTION = 32 * 1024
+"""Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
 _HEADER_MAX = 64 * 1024
 
 
-class Answer:
+class EtcdAnswer:
     """The beginning of an answer."""
 
     __slots__ = ("date", "is_chunked", "is_last", "length", "status")
@@ -56,7 +57,7 @@ class HttpConnection:
 
     def __init__(self, more_headers: str = "") -> None:
         """``more_headers``: lines of every request, each with its end."""
-        self.endpoint: Endpoint | None = None
+        self.endpoint: EtcdEndpoint | None = None
         """Where it leads to, None while there is no connection."""
         self.is_kept = False
         """It has answered already: the server may have hung up since without a word."""
@@ -68,7 +69,7 @@ class HttpConnection:
         self._head = b""
         self._more_headers = more_headers
 
-    def connect(self, endpoint: Endpoint, security: ssl.SSLContext | None, timeout_s: float) -> None:
+    def connect(self, endpoint: EtcdEndpoint, security: ssl.SSLContext | None, timeout_s: float) -> None:
         """Raises ssl.SSLError, too."""
         connected = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
         try:
@@ -86,7 +87,7 @@ class HttpConnection:
         self._socket, self.endpoint = connected, endpoint
         self._head = f" HTTP/1.1\r\nHost: {endpoint}\r\nContent-Type: application/json\r\n{self._more_headers}".encode()
 
-    def send(self, path: str, body: bytes, token: str, deadline: float) -> Answer:
+    def send(self, path: str, body: bytes, token: str, deadline: float) -> EtcdAnswer:
         """One request; returns when its answer begins.  Then `read_body`, or `read_line` again and again."""
         login = f"Authorization: {token}\r\n" if token else ""
         request = b"POST /v3/%s%s%sContent-Length: %d\r\n\r\n%s" % (
@@ -100,9 +101,9 @@ class HttpConnection:
             # A server that refuses our certificate says so, and hangs up without having read.
             self._receive(deadline)
             raise
-        return Answer(self._until(b"\r\n\r\n", _HEADER_MAX, deadline))
+        return EtcdAnswer(self._until(b"\r\n\r\n", _HEADER_MAX, deadline))
 
-    def read_body(self, answer: Answer, deadline: float) -> bytes:
+    def read_body(self, answer: EtcdAnswer, deadline: float) -> bytes:
         """All of it."""
         if answer.is_chunked:
             chunks = []

@@ -169,8 +169,8 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
             if _TABLES in missing:
                 raise
             raise InvalidConfig(
-                f"{settings.address} was made by an earlier release and lacks functions: open it once as a user who may "
-                f"create them in its schema ({error.diag.message_primary})"
+                f"{settings.address} was made by an earlier release and lacks functions: open it once as a user who "
+                f"may create them in its schema ({error.diag.message_primary})"
             ) from error
 
 

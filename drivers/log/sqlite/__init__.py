@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import SqliteLogFile
-from drivers.log.sqlite.watching import Watch
+from drivers.log.sqlite.watching import FileWatch
 from drivers.sqlite_common.files import path_of
 from durable_log import config
 from durable_log.core import checks
@@ -133,7 +133,7 @@ class SqliteLog(SegmentedLog):
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(_POLL_INTERVAL_S, _POLL_INTERVAL_MAX_S)
-        watch = Watch(self._store.path)
+        watch = FileWatch(self._store.path)
         while True:
             commits = self._store.commits
             rest = deadline - time.monotonic()

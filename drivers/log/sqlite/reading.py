@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import struct
 import sys
@@ -15,6 +16,9 @@ from durable_log.storage.segmented import HotRead, take
 
 _FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"
 _Row = tuple[int, int, int, int, int, int, int, bytes]
+_closing = contextlib.closing[sqlite3.Cursor]
+"""A query that is not read to its end keeps its connection at what was there when it began.  What is raised meanwhile
+keeps the query, as long as its traceback is kept."""
 _STATE = 'SELECT shard, start, sealed, "end", bytes FROM shards'
 
 
@@ -62,8 +66,9 @@ def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max:
     span = (row_id(shard, 0), row_id(shard, offset), row_id(shard, found.end))
     frames = _take_sound(connection.execute(query, span), span, shard, events_max=events_max, bytes_max=bytes_max)
     if not frames:  # look closer: this raises, and knows what is wrong
-        stored = _stored(connection, found, connection.execute(query, span))
-        frames = take(stored, offset=offset, events_max=events_max, bytes_max=bytes_max, state=found)
+        with _closing(connection.execute(query, span)) as rows:
+            stored = _stored(connection, found, rows)
+            frames = take(stored, offset=offset, events_max=events_max, bytes_max=bytes_max, state=found)
     return HotRead(found, frames)
 
 
@@ -100,15 +105,14 @@ def read_stream(
     if found is None:
         return []
     stream, shard = found
-    rows = connection.execute(
+    query = (
         f"SELECT {_FRAME} FROM frames WHERE stream = ?1 AND first <= ?3 AND first >= "
         "coalesce((SELECT max(first) FROM frames WHERE stream = ?1 AND first <= ?2), 0) AND first + count > ?2 "
-        "ORDER BY first",
-        (stream, first, last),
+        "ORDER BY first"
     )
-    return take(
-        _stored(connection, state(connection, shard), rows), offset=0, events_max=sys.maxsize, bytes_max=bytes_max
-    )
+    with _closing(connection.execute(query, (stream, first, last))) as rows:
+        stored = _stored(connection, state(connection, shard), rows)
+        return take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
 
 
 def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:

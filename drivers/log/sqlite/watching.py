@@ -25,7 +25,7 @@ _File = tuple[int, int, int, int]
 """Device, inode, size, and time of the last write in nanoseconds."""
 
 
-class Watch:
+class FileWatch:
     """For one thread.  Does not open the files: closing one would take the locks that SQLite has on it."""
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ from drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import ZmqLink
 from drivers.pubsub.zmq.options import RECEIVE_HWM
-from drivers.pubsub.zmq.watch import Watch
+from drivers.pubsub.zmq.watch import DescriptorWatch
 from drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
@@ -58,7 +58,7 @@ class ReceiveLoop:
         self._is_stopping = False
         self._links: dict[str, ZmqLink] = {}
         self._prefixes: UseCounts[bytes] = UseCounts()
-        self._watch = Watch()
+        self._watch = DescriptorWatch()
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
         # What a lost link may still hold.  If ZeroMQ has connected again by itself, more comes, without an end.

@@ -16,7 +16,7 @@ Handler = Callable[[], bool]
 """Reads from a socket.  True: there may be more to read."""
 
 
-class Watch:
+class DescriptorWatch:
     """Descriptors and their handlers.  For one thread."""
 
     def __init__(self) -> None:

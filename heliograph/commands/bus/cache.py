@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a publisher to listen to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
     parser.add_argument(
-        "--log", metavar="URL", help="a durable log to look into for what is not in memory; also HELIOGRAPH_LOG"
+        "--log", dest="store", metavar="URL", help="a durable log to look into for what is not in memory"
     )
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
     add_report(parser)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 "on a bind-based driver --bus is the cache's own address: name the publishers with --listen"
             )
         with (
-            _store(args.log) as store,
+            _store(args.store) as store,
             session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
             told(args, lambda: _process_report(session)),
         ):

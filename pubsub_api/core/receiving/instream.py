@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from pubsub_api.core.frame import Header
 
 
-class StreamState(enum.Enum):
+class InStreamState(enum.Enum):
     LIVE = "live"
     WAITING = "waiting"
     REPAIRING = "repairing"
@@ -53,16 +53,16 @@ class StreamCause(enum.Enum):
     RESYNCED = "resynced"
 
 
-TRANSITIONS: dict[tuple[StreamState, StreamCause], StreamState] = {
-    (StreamState.LIVE, StreamCause.HOLE): StreamState.WAITING,
-    (StreamState.WAITING, StreamCause.CLOSED): StreamState.LIVE,
-    (StreamState.WAITING, StreamCause.QUERY): StreamState.REPAIRING,
-    (StreamState.REPAIRING, StreamCause.CLOSED): StreamState.LIVE,
-    (StreamState.REPAIRING, StreamCause.QUERY): StreamState.REPAIRING,
-    (StreamState.WAITING, StreamCause.GIVE_UP): StreamState.RESYNCING,
-    (StreamState.REPAIRING, StreamCause.GIVE_UP): StreamState.RESYNCING,
-    (StreamState.LIVE, StreamCause.GIVE_UP): StreamState.RESYNCING,
-    (StreamState.RESYNCING, StreamCause.RESYNCED): StreamState.LIVE,
+TRANSITIONS: dict[tuple[InStreamState, StreamCause], InStreamState] = {
+    (InStreamState.LIVE, StreamCause.HOLE): InStreamState.WAITING,
+    (InStreamState.WAITING, StreamCause.CLOSED): InStreamState.LIVE,
+    (InStreamState.WAITING, StreamCause.QUERY): InStreamState.REPAIRING,
+    (InStreamState.REPAIRING, StreamCause.CLOSED): InStreamState.LIVE,
+    (InStreamState.REPAIRING, StreamCause.QUERY): InStreamState.REPAIRING,
+    (InStreamState.WAITING, StreamCause.GIVE_UP): InStreamState.RESYNCING,
+    (InStreamState.REPAIRING, StreamCause.GIVE_UP): InStreamState.RESYNCING,
+    (InStreamState.LIVE, StreamCause.GIVE_UP): InStreamState.RESYNCING,
+    (InStreamState.RESYNCING, StreamCause.RESYNCED): InStreamState.LIVE,
 }
 
 NO_STAMP = 2**64
@@ -98,7 +98,7 @@ class InStream:
         """Numbers up to this one were shown when a resync was told."""
         self.is_anchored = is_anchored
         """``next`` is certain.  Otherwise it is the lowest number seen, and the resync on its way covers the rest."""
-        self.state = StreamState.LIVE
+        self.state = InStreamState.LIVE
         self.parked: dict[int, tuple[bytes, Header]] = {}
         """Frames beyond ``next``, by their first number."""
         self.order: list[int] = []
@@ -183,7 +183,7 @@ class InStream:
         """
         if not self.is_anchored:
             return head < self.next - 1
-        return head < self.head and self.state in (StreamState.WAITING, StreamState.REPAIRING)
+        return head < self.head and self.state in (InStreamState.WAITING, InStreamState.REPAIRING)
 
     def start_again(self, number: int, head: int, stamp: int) -> None:
         """Nothing that was heard of the stream is believed but that ``number`` comes next, and that ``head`` exists.

@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.frame import SEQUENCE_MAX, Header
-from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Delivery, InStream, StreamCause, StreamState
-from pubsub_api.core.receiving.questions import Questions
+from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Delivery, InStream, InStreamState, StreamCause
+from pubsub_api.core.receiving.questions import SubscriberQuestions
 from pubsub_api.core.receiving.resync_requests import Reason, ResyncScheduler
 from pubsub_api.core.receiving.room import ConsumerRoom
 from pubsub_api.core.receiving.roster import Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import SubscriberSettings
 
-_LIVE = StreamState.LIVE
+_LIVE = InStreamState.LIVE
 
 
 class StreamOrder:
@@ -35,7 +35,7 @@ class StreamOrder:
         counters: SubscriberCounters,
         *,
         roster: Roster,
-        questions: Questions,
+        questions: SubscriberQuestions,
         resync: ResyncScheduler,
         room: ConsumerRoom,
         takes_repeats: bool,
@@ -76,9 +76,9 @@ class StreamOrder:
             self._repeat((frame, header, 0))
         elif first - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
             self._counters.count_bad_frame(ImplausibleHead.__name__)
-        elif stream.state is StreamState.RESYNCING and self._room.is_overrun:
+        elif stream.state is InStreamState.RESYNCING and self._room.is_overrun:
             self._discard(stream, header, first, now)
-        elif after >= stream.next or stream.state is StreamState.RESYNCING:
+        elif after >= stream.next or stream.state is InStreamState.RESYNCING:
             is_new = self._park(stream, frame, header, now)
             self._counters.repaired += count if is_repair and is_new else 0
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
@@ -87,7 +87,7 @@ class StreamOrder:
             delivery = stream.advance(frame, header)
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=is_repair)
-            if stream.state is not StreamState.LIVE:
+            if stream.state is not InStreamState.LIVE:
                 self._progress(stream, now)
 
     def _repeat(self, delivery: Delivery) -> None:
@@ -108,7 +108,7 @@ class StreamOrder:
         size = stream.park(frame, header)
         self._roster.parked_bytes += size
         self._event_bytes = len(frame) / header.count
-        if stream.state is StreamState.LIVE:
+        if stream.state is InStreamState.LIVE:
             self.open_hole(stream, now)
         if self._roster.parked_bytes > self._settings.pending_bytes_max:
             self._make_room(stream, now)
@@ -116,12 +116,12 @@ class StreamOrder:
 
     def _make_room(self, stream: InStream, now: float) -> None:
         """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
-        if stream.state is not StreamState.RESYNCING and self._settings.repair:
+        if stream.state is not InStreamState.RESYNCING and self._settings.repair:
             self._roster.drop_tail(stream)
             return
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
-        if stream.state is StreamState.RESYNCING:
+        if stream.state is InStreamState.RESYNCING:
             self._counters.discarded += events
         else:
             self._give_up(stream, Reason.PENDING_FULL, now)
@@ -129,9 +129,9 @@ class StreamOrder:
     def _progress(self, stream: InStream, now: float) -> None:
         """Something arrived in order on a stream that has parked frames or a hole."""
         self._deliver_ready(stream, now)
-        if stream.state is StreamState.WAITING and not stream.has_hole:
+        if stream.state is InStreamState.WAITING and not stream.has_hole:
             self._counters.closed_by_waiting += 1
-        elif stream.state is StreamState.REPAIRING and stream.next > stream.asked:
+        elif stream.state is InStreamState.REPAIRING and stream.next > stream.asked:
             self._counters.closed_by_repair += 1
         else:
             return
@@ -179,7 +179,7 @@ class StreamOrder:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
         self._counters.discarded += header.last - first + 1
         stream.show(header.last, header.timestamp)
-        if stream.state is not StreamState.RESYNCING:
+        if stream.state is not InStreamState.RESYNCING:
             self._await_resync(stream)
         lost = self._roster.lost_range(header, first, header.last)
         self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
@@ -222,7 +222,7 @@ class StreamOrder:
             return
         streams, self._to_repair = self._to_repair, []
         for stream in streams:
-            if stream.state is StreamState.WAITING:
+            if stream.state is InStreamState.WAITING:
                 stream.attempts = -self._questions.hurry
             stream.move(StreamCause.QUERY)
             self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
@@ -240,7 +240,7 @@ class StreamOrder:
     def wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
         """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
         for stream, _ in asked:
-            if stream.state is StreamState.REPAIRING and self._roster.knows(stream):
+            if stream.state is InStreamState.REPAIRING and self._roster.knows(stream):
                 if has_ended:
                     wait_s = min(self._questions.patience(stream.attempts - 1), self._settings.message_delay_window_s)
                 else:
@@ -256,7 +256,7 @@ class StreamOrder:
         """
         for stream, last in asked:
             is_lacking = stream.next <= min(last, stream.asked)
-            if stream.state is not StreamState.REPAIRING or not is_lacking or not self._roster.knows(stream):
+            if stream.state is not InStreamState.REPAIRING or not is_lacking or not self._roster.knows(stream):
                 continue
             if stream.guid in finished or not self._roster.may_answer(stream.guid):
                 self._give_up(stream, Reason.LOSS, now)
@@ -337,7 +337,7 @@ class StreamOrder:
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
         self._counters.discarded += events
-        if stream.state is not StreamState.RESYNCING:
+        if stream.state is not InStreamState.RESYNCING:
             self._await_resync(stream)
         stream.start_again(number, head, stamp)
         self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
@@ -352,7 +352,7 @@ class StreamOrder:
         stream.attempts = 0
         stream.move(StreamCause.RESYNCED)
         self._deliver_ready(stream, now)
-        if stream.has_hole and stream.state is StreamState.LIVE:
+        if stream.has_hole and stream.state is InStreamState.LIVE:
             self.open_hole(stream, now)
 
     def tell_past(self, stream: InStream, last: int, now: float) -> None:

@@ -100,7 +100,7 @@ class QuestionPurpose:
         return all(question.is_answered for question in self.questions.values())
 
 
-class Questions:
+class SubscriberQuestions:
     def __init__(
         self,
         settings: SubscriberSettings,

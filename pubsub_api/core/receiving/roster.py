@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Header
-from pubsub_api.core.receiving.instream import InStream, StreamState
+from pubsub_api.core.receiving.instream import InStream, InStreamState
 from pubsub_api.core.receiving.resync_requests import NEVER, LostRange
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import SubscriberSettings
@@ -83,7 +83,7 @@ class InPublisher:
     @property
     def has_holes(self) -> bool:
         """Something of it is missing, or waits."""
-        return any(stream.state is not StreamState.LIVE for stream in self.streams.values())
+        return any(stream.state is not InStreamState.LIVE for stream in self.streams.values())
 
 
 class Roster:

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 
 from pubsub_api.core import messages
 from pubsub_api.core.errors import ImplausibleHead
-from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, InStream, StreamCause, StreamState
+from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, InStream, InStreamState, StreamCause
 from pubsub_api.core.receiving.order import StreamOrder
-from pubsub_api.core.receiving.questions import Questions
+from pubsub_api.core.receiving.questions import SubscriberQuestions
 from pubsub_api.core.receiving.resync_requests import Reason, ResyncScheduler
 from pubsub_api.core.receiving.roster import InPublisher, Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
@@ -41,7 +41,7 @@ class StreamStarts:
         filters: FilterSet,
         *,
         roster: Roster,
-        questions: Questions,
+        questions: SubscriberQuestions,
         resync: ResyncScheduler,
         order: StreamOrder,
     ) -> None:
@@ -184,7 +184,11 @@ class StreamStarts:
     def still_unknown(self, stream: InStream, now: float) -> None:
         """The publisher of a stream that was met in mid-flow did not answer yet: ask again, a few times."""
         stream.attempts += 1
-        if stream.state is StreamState.RESYNCING and stream.attempts < _UNKNOWN_ATTEMPTS and self._roster.knows(stream):
+        if (
+            stream.state is InStreamState.RESYNCING
+            and stream.attempts < _UNKNOWN_ATTEMPTS
+            and self._roster.knows(stream)
+        ):
             wait_s = self._settings.ready_timeout_s / _UNKNOWN_ATTEMPTS
             self.ask_heads(self._publishers[stream.guid], now, after_s=wait_s / 2)
             self._roster.set_timer(stream, now + wait_s)
@@ -193,7 +197,7 @@ class StreamStarts:
 
     def _stay_unknown(self, stream: InStream, now: float) -> None:
         """Its publisher did not say, or not in time, that it continues one that is known."""
-        if not stream.deadline or stream.state is not StreamState.RESYNCING:
+        if not stream.deadline or stream.state is not InStreamState.RESYNCING:
             return
         stream.deadline = 0.0
         stream.attempts = 0
@@ -288,5 +292,5 @@ class StreamStarts:
             stream.show(head, stamp)
         else:
             stream.raise_head(head, stamp)
-        if stream.has_hole and stream.state is StreamState.LIVE:
+        if stream.has_hole and stream.state is InStreamState.LIVE:
             self._order.open_hole(stream, now)

@@ -32,10 +32,10 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.messages import Want
-from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, StreamState
+from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, InStreamState
 from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.process_pauses import ProcessPauses
-from pubsub_api.core.receiving.questions import Join, QuestionPurpose, Questions
+from pubsub_api.core.receiving.questions import Join, QuestionPurpose, SubscriberQuestions
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync, ResyncScheduler
 from pubsub_api.core.receiving.room import ConsumerRoom
 from pubsub_api.core.receiving.roster import InPublisher, Roster
@@ -46,8 +46,8 @@ from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 _DATA = int(Kind.DATA)
-_LIVE = StreamState.LIVE
-_HAVE_HOLE = (StreamState.WAITING, StreamState.REPAIRING)
+_LIVE = InStreamState.LIVE
+_HAVE_HOLE = (InStreamState.WAITING, InStreamState.REPAIRING)
 
 
 class SubscriberCore:
@@ -71,7 +71,9 @@ class SubscriberCore:
         self._resync = ResyncScheduler(
             jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
         )
-        self._questions = Questions(settings, self.counters, self.filters, guid=guid, jitter=jitter, history=history)
+        self._questions = SubscriberQuestions(
+            settings, self.counters, self.filters, guid=guid, jitter=jitter, history=history
+        )
         self._roster = Roster(settings, self.counters)
         self.publishers = self._roster.publishers
         self.room = ConsumerRoom(settings.pending_bytes_max, self._roster, self._resync)
@@ -452,12 +454,12 @@ class SubscriberCore:
         covered = FilterSet(resync.topics)
         for publisher in self.publishers.values():
             for stream in list(publisher.streams.values()):
-                if stream.state is StreamState.LIVE or not (
+                if stream.state is InStreamState.LIVE or not (
                     covered.match(stream.topic) and self._starts.joined.match(stream.topic)
                 ):
                     continue
                 stream.covered = stream.shown_head
-                if stream.state is StreamState.RESYNCING and not (stream.deadline and not stream.is_anchored):
+                if stream.state is InStreamState.RESYNCING and not (stream.deadline and not stream.is_anchored):
                     self._order.release(stream, now)
 
     # -- silence

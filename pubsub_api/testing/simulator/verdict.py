@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pubsub_api.core.receiving.instream import InStream, StreamState
+from pubsub_api.core.receiving.instream import InStream, InStreamState
 from pubsub_api.core.settings import PublisherSettings, SubscriberSettings
 from pubsub_api.testing.simulator.network import Network
 from pubsub_api.testing.simulator.oracle import Oracle, StreamKey, View
@@ -70,7 +70,7 @@ def _check_joined(subscriber: SimSubscriber, view: View) -> None:
 def _check_idle(subscriber: SimSubscriber) -> None:
     """Nothing waits.  Who has no room for all streams never rests."""
     for stream in _streams(subscriber):
-        is_idle = stream.state is StreamState.LIVE and not stream.has_hole and not stream.parked
+        is_idle = stream.state is InStreamState.LIVE and not stream.has_hole and not stream.parked
         if not is_idle and not subscriber.core.counters.streams_evicted:
             raise Violation(
                 f"{subscriber.name}: {stream.topic} of {stream.guid.hex()[:8]} is still {stream.state.value}, "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.leases import LeaseWrites
 
 
 class SignOfLife(msgspec.Struct, frozen=True):
@@ -39,37 +40,43 @@ class ProcessLease:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.version = 0
-        """Of the record; 0 before it was written."""
-        self.renewed_at = float("-inf")
-        """When the last write that is known to have succeeded began."""
         self.is_lost = False
         """Another process has taken a group over: nothing can be led under this lease any more."""
-        self.is_uncertain = False
-        """A write may have happened or not."""
         self._beat = 0
-        self._pending: tuple[bytes, float] = (b"", 0.0)
+        self._writes = LeaseWrites()
+
+    @property
+    def version(self) -> int:
+        """Of the record; 0 before it was written."""
+        return self._writes.version
+
+    @property
+    def renewed_at(self) -> float:
+        """When the last write that is known to have succeeded began."""
+        return self._writes.renewed_at
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a write may have happened or not."""
+        return self._writes.is_uncertain
 
     def renewal(self, now: float, renewed_ns: int = 0) -> tuple[str, bytes, int]:
         """The name of the record, what to write, and the version that it must still have."""
         self._beat += 1
-        self._pending = _encode(SignOfLife(self._beat, renewed_ns)), now
-        return self.name, self._pending[0], self.version
+        value = _encode(SignOfLife(self._beat, renewed_ns))
+        self._writes.begin(value, now)
+        return self.name, value, self.version
 
     def written(self, version: int) -> None:
-        self.version = version
-        self.renewed_at = self._pending[1]
+        self._writes.done(version)
 
     def refused(self) -> None:
         self.is_lost = True
 
     def unknown(self) -> None:
-        self.is_uncertain = True
+        self._writes.unknown()
 
     def observed(self, value: bytes | None, version: int) -> None:
         """The record was read, after the outcome of a write was not known; version 0 and None when there is none."""
-        self.is_uncertain = False
-        if value is not None and value == self._pending[0]:
-            self.written(version)
-        elif version != self.version:
+        if self._writes.settle(value, version) == "overtaken":
             self.is_lost = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import pathlib
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from nb_api.revisions import NONCE_BITS, HistoryCheck
 from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.errors import Closed, InvalidConfig, LimitReached
 from tests.helpers.db_faults import ServerInTrouble, opened
+from tests.helpers.histories import EtcdDirectory
 from tests.helpers.servers_db import EtcdServer
 from tests.helpers.waiting import wait_until
 
@@ -222,3 +224,39 @@ class TestLimits:
         with pytest.raises(InvalidConfig) as refused:
             open_db(f"etcd://{rest}")
         assert "secret" not in str(refused.value)
+
+
+def test_what_was_known_of_a_lost_history_is_not_believed(tmp_path: pathlib.Path) -> None:
+    """The new history gives the same number to another change of the object."""
+    with EtcdServer("--unsafe-no-fsync") as server:
+        etcd = EtcdDirectory(server)
+        etcd.new(tmp_path)
+        with opened(etcd.url) as db:
+            known = db.create("t", "k", 1, topic="old")
+            etcd.lose()
+            with opened(etcd.url) as other:
+                present = other.create("t", "k", 1, topic="new")
+            assert known >> (NONCE_BITS + 6) == present >> (NONCE_BITS + 6)  # below it: the nonce, and 64 slots
+            [written] = db.commit(db.check([Write("put", "t", "k", 1, "old")]))
+            assert (written.action, written.topic, written.left_topic) == ("set", "old", "new")
+            assert [change.left_topic for change in db.changes(present)] == ["new"]
+
+
+def test_an_object_that_is_known_is_written_without_a_read(db: DbApi, server: EtcdServer) -> None:
+    def ranges() -> int:
+        text = read(f"http://127.0.0.1:{server.port}/metrics").decode()
+        return sum(
+            int(float(line.rpartition(" ")[2]))
+            for line in text.splitlines()
+            if line.startswith("grpc_server_handled_total") and 'grpc_method="Range"' in line
+        )
+
+    version = db.put("t", "k", 1, topic="t")
+    before = ranges()
+    version = db.set("t", "k", 2, expected_version=version)
+    version = db.put("t", "k", 3, topic="u", expected_version=version)
+    db.delete("t", "k", expected_version=version)
+    db.put("t", "k", 4, topic="t")
+    assert ranges() == before
+    assert db.get("t", "k").value == 4
+    assert ranges() > before  # it counts

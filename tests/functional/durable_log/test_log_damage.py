@@ -225,3 +225,15 @@ def test_what_a_flipped_bit_has_made_a_text_is_named_and_can_be_given_up(tmp_pat
         assert any("offsets 50 to 55" in problem for problem in verify(log).problems)
         Sealer(log).seal(0, gives_up=True)
         assert [one.frame for one in log.read(0, 55)] == sent[11:]
+
+
+def test_a_reader_that_has_met_a_damaged_frame_sees_what_others_commit_later(tmp_path: pathlib.Path) -> None:
+    url = f"sqlite://{tmp_path}/log.db?shards=1"
+    with opened(url) as log, opened(url) as other:
+        log.append(sent_frames())
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as store, store:
+            store.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id % 50 = 0")
+        with pytest.raises(durable_log.LogCorrupt) as kept:  # with all that its traceback holds, as a program may do
+            log.read(0, 52)
+        other.append([Source().frame(TOPIC, EVENTS)])
+        assert log.state()[0].end == (FRAMES + 1) * EVENTS, kept.value

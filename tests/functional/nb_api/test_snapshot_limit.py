@@ -7,13 +7,20 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from nb_api import LocalCache, NbApi
-from nb_api.coordination.snapshot_limit import TABLE, SnapshotLimit, SnapshotLimitSettings
+from nb_api.coordination.snapshot_limit import (
+    PROCESS_READERS_MAX,
+    TABLE,
+    SnapshotLimit,
+    SnapshotLimitCounters,
+    SnapshotLimitSettings,
+)
+from nb_api.db_api import Snapshot
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import open_nb, sqlite_url
@@ -85,6 +92,78 @@ def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathli
     assert max(taken) <= 2
     assert sum(found.held for found in counters) == 24
     assert sum(found.without for found in counters) == 0
+
+
+class HeldReads:
+    """Stands in for `DbApi.snapshot`: nobody gets one before he may, and it is noted how many ask at the same time."""
+
+    def __init__(self, nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_read = threading.Event()
+        self.inside = self.most = 0
+        self._lock = threading.Lock()
+        self._snapshot = nb.db.snapshot
+        monkeypatch.setattr(nb.db, "snapshot", self.snapshot)
+
+    def snapshot(self, *args: Any) -> Snapshot:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        try:
+            self.may_read.wait(WAIT_S)
+            return self._snapshot(*args)
+        finally:
+            with self._lock:
+                self.inside -= 1
+
+
+def count_waits(caches: Sequence[LocalCache]) -> int:
+    return sum(cache.statistics().syncs.slots.waits for cache in caches)
+
+
+def test_caches_of_a_process_take_turns(nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, they ask the database as two would: for a slot as well as for the objects."""
+    nb.create("port", "p", 1, topic="t")
+    reads = HeldReads(nb, monkeypatch)
+    with contextlib.ExitStack() as stack:
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(12)]
+        stack.callback(reads.may_read.set)
+        wait_until(lambda: count_waits(caches) == 12 - PROCESS_READERS_MAX, WAIT_S, "the others to wait")
+        wait_until(lambda: reads.inside == PROCESS_READERS_MAX, WAIT_S, "those whose turn it is")
+        reads.may_read.set()
+        for cache in caches:
+            cache.wait_synced(timeout_s=WAIT_S)
+            assert cache.get("port", "p").value == 1
+    assert reads.most == PROCESS_READERS_MAX
+
+
+def test_a_cache_that_waits_for_its_turn_can_be_closed(nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = HeldReads(nb, monkeypatch)
+    with contextlib.ExitStack() as stack:
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(PROCESS_READERS_MAX + 1)]
+        stack.callback(reads.may_read.set)
+        wait_until(lambda: count_waits(caches) == 1, WAIT_S, "one to wait")
+        (waiting,) = [cache for cache in caches if cache.statistics().syncs.slots.waits]
+        waiting.close()
+        assert reads.inside <= PROCESS_READERS_MAX
+
+
+def test_in_a_forked_child_nobody_has_a_turn(nb: NbApi) -> None:
+    def pause(_seconds: float) -> None:
+        raise AssertionError("there is no turn left")
+
+    counters = SnapshotLimitCounters()
+    with contextlib.ExitStack() as stack:
+        for _ in range(PROCESS_READERS_MAX):
+            stack.enter_context(nb.snapshot_turns.take(pause, counters))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(AssertionError), nb.snapshot_turns.take(pause, counters):
+                code = 0
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with pytest.raises(AssertionError), nb.snapshot_turns.take(pause, counters):
+            pass
 
 
 def test_without_a_limit_nothing_is_written(nb: NbApi) -> None:

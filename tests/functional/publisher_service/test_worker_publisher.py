@@ -70,3 +70,36 @@ def test_large_and_small_events_pass_in_order_however_the_socket_cuts_them(host:
         wait_until(lambda: len(got) >= len(sizes), START_S, "all events")
         assert service.report()["sequencer"]["refused_events"] == 0
     assert [(item.version, len(item.value)) for item in got] == list(enumerate(sizes, 1))
+
+
+def test_what_nobody_waits_for_is_acknowledged_all_the_same(host: Host) -> None:
+    with PublisherService(host.conf()), multiproc.worker_publisher(host.conf()) as worker:
+        for number in range(1, 21):
+            assert worker.send_event(event(number)) == number
+            wait_until(lambda number=number: worker.acknowledged == number, START_S, "the acknowledgement")  # type: ignore[misc]
+        statistics = worker.statistics()
+        assert (statistics.acknowledged_events, statistics.waiting_events, statistics.waiting_bytes) == (20, 0, 0)
+        assert statistics.batches == 20, "each of them was alone"
+
+
+def test_a_refusal_that_nobody_waits_for_is_logged(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    conf = host.conf()
+    conf.set_override("streams_max", 1, group="pubsub")
+    with PublisherService(conf), multiproc.worker_publisher(host.conf()) as worker:
+        worker.send_event(event(1, "a"))
+        worker.flush(timeout_s=START_S)
+        worker.send_event(event(2, "b"))
+        wait_until(lambda: "could not publish 1 events" in caplog.text, START_S, "the line in the worker's log")
+        assert worker.statistics().refused_events == 1
+
+
+def test_an_idle_worker_notices_that_the_service_ended_and_finds_the_next(host: Host) -> None:
+    with multiproc.worker_publisher(host.conf()) as worker:
+        for lives in (1, 2, 3):
+            with PublisherService(host.conf()):
+                worker.send_event(event(lives))
+                wait_until(lambda: worker.statistics().is_connected, START_S, "a connection")
+                wait_until(lambda: worker.statistics().waiting_events == 0, START_S, "the acknowledgement")
+            wait_until(lambda: not worker.statistics().is_connected, START_S, "the end of the connection")
+        assert worker.statistics().disconnects == 3
+        assert worker.statistics().resent_batches == 0

@@ -18,7 +18,7 @@ import durable_log
 import pubsub_api
 from durable_log.log_api import LogApi
 from durable_log.recording.recorder import Recorder
-from durable_log.recording.standby_recorder import Standby
+from durable_log.recording.standby_recorder import StandbyRecorder
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import read_events
@@ -141,7 +141,7 @@ def test_a_standby_hears_until_somebody_leads_also_when_its_own_lease_has_ended(
 def test_a_standby_keeps_no_more_than_it_may(tmp_path: pathlib.Path, log: LogApi) -> None:
     with pubsub_api.open(f"memory://{tmp_path.name}") as session:
         publisher = session.publisher()
-        with Standby(session, log, ["#"], age_max_s=3600, bytes_max=20_000) as standby:
+        with StandbyRecorder(session, log, ["#"], age_max_s=3600, bytes_max=20_000) as standby:
             standby.wait_ready(PATIENCE_S)
             for first in range(1, 2000, 100):
                 send(publisher, first, first + 99)

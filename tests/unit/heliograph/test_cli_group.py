@@ -91,7 +91,7 @@ def test_show_lists_spark_jobs_release_frees_a_name_and_destroy_forgets_them(
     with contextlib.closing(durable_log.open(url)) as log:
         Source(log).publish("jobs/a", 100)
         waiting = job_ranges.AvailableRanges({0: 0, 1: 0}, {0: 100, 1: 100}, is_ordered=True, events_max=30)
-        place = job_ranges.QueryPlace(job_ranges.Turn(0), "checkpoint")
+        place = job_ranges.QueryPlace(job_ranges.JobTurn(0), "checkpoint")
         begun = job_ranges.Run("a run", has_begun=False)
         turn = group_jobs.change(log, "work", lambda found: job_ranges.take(found, "job-1", place, waiting, begun))
         assert turn is not None

@@ -49,6 +49,13 @@ def test_the_environment_names_what_options_do_not(
     assert "typo.db" in capsys.readouterr().err
 
 
+def test_a_cache_has_a_log_behind_it_only_when_told(
+    tmp_path: pathlib.Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELIOGRAPH_LOG", f"sqlite://{tmp_path}/typo.db")
+    assert main.main(["cache", "--topics", "#", "--bus", "memory://behind", "--timeout", "0"]) == exits.OK
+
+
 def test_a_bus_wins_over_the_file_and_the_file_still_counts(tmp_path: pathlib.Path, capsys: Captured) -> None:
     file = tmp_path / "heliograph.conf"
     file.write_text("[pubsub]\npub_sub_driver = redis\nhmac_key = short\n")

@@ -14,10 +14,9 @@ import pytest
 
 from bench import catalog, chart, cli, events, report, results
 from bench.ends import Case
-from bench.plan import Outcome, Plan, in_turns, median, ratio
+from bench.plan import Outcome, Plan, in_turns, median, percentile_us, ratio
 from bench.runs import Load, Run, run
 from bench.scenarios import SCENARIOS
-from bench.scenarios.latency import percentile_us
 from bench.scenarios.repair import repair_times_ns
 from bench.sinks import AuditSink, LatencySink, RepairSink, Sink
 from bench.targets import TARGETS, Check, check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.plan import Plan
-from bench.scenarios import commit, service, sync
+from bench.scenarios import commit, controller, service, sync
 
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 
@@ -28,3 +28,10 @@ def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy() -> Non
     outcome = service.measure(PLAN, "zmq")
     assert [row["lost"] for row in outcome.rows] == [0, 0, 0]
     assert {check.target.name for check in outcome.checks} == {"received", "applied", "lost"}
+
+
+def test_a_copy_with_indexes_is_measured_and_right() -> None:
+    outcome = controller.measure(PLAN, "zmq")
+    assert [row["objects"] for row in outcome.rows] == [1000]
+    assert {check.target.name for check in outcome.checks} == {"memory", "look-up", "changes", "wrong"}
+    assert next(check.measured for check in outcome.checks if check.target.name == "wrong") == 0

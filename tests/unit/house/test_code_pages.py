@@ -36,10 +36,10 @@ HISTORY = ("docs/decisions", "CHANGELOG.md")
 # -- generated from the code
 
 
-@pytest.mark.parametrize("mark", list(code_map.generated()))
+@pytest.mark.parametrize("mark", code_map.GENERATED)
 def test_what_is_generated_is_current(mark: str) -> None:
-    page, text = code_map.generated()[mark]
-    assert code_map.replaced(page, mark, text) == documents.read(page), f"{page} is old; call: {code_map.COMMAND}"
+    page, text = code_map.GENERATED[mark]
+    assert code_map.replaced(page, mark, text()) == documents.read(page), f"{page} is old; call: {code_map.COMMAND}"
 
 
 def test_every_folder_says_what_it_is() -> None:

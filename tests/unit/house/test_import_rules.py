@@ -7,9 +7,10 @@ the import and the rule it breaks.
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -113,8 +114,12 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[t
         elif isinstance(node, ast.ImportFrom):
             base = _resolve(node, package)
             yield from ((node.lineno, f"{base}.{alias.name}" if base else alias.name) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in _DYNAMIC:
-            yield from ((node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and _is_import(node):
+            yield node.lineno, str(node.args[0].value)
+
+
+def _is_import(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in _DYNAMIC
 
 
 def _resolve(node: ast.ImportFrom, package: str) -> str:
@@ -164,8 +169,9 @@ def reached(start: str, sources: Mapping[str, pathlib.Path]) -> set[str]:
     return found
 
 
-def _imports_of(module: str, path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    return imports(path.read_text(), module, is_package=path.name == "__init__.py")
+@functools.cache
+def _imports_of(module: str, path: pathlib.Path) -> Sequence[tuple[int, str]]:
+    return list(imports(path.read_text(), module, is_package=path.name == "__init__.py"))
 
 
 def _module_of(name: str, modules: Iterable[str]) -> str | None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-PYTEST = "python -m pytest -m not chaos --numprocesses 4 --dist loadfile"
+PYTEST = "python -m pytest -m not chaos --numprocesses 6 --dist loadfile"
 VERBS = ["demo", "test", "chaos", "bench", "lint", "genconfig"]
 
 NOTE_TAKER = """#!/bin/sh

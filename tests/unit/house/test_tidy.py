@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -15,12 +16,15 @@ from tests.helpers.paths import ROOT
 FILE_LINES_MAX = 600
 PRODUCT_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
+ATTRIBUTES_MAX = 25
 
 # Packages that are imported by other people's programs, which own the terminal.
 LIBRARIES = (
     "pubsub_api", "drivers", "nb_api", "durable_log", "publisher_service", "durability_service", "shared_subscriptions",
     "spark_pipeline",
 )  # fmt: skip
+
+PRODUCT = (*LIBRARIES, "heliograph")
 
 SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
@@ -48,8 +52,23 @@ def python_files() -> list[pathlib.Path]:
     return [path for path in text_files() if path.suffix == ".py"]
 
 
+@functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def own_attributes(class_: ast.ClassDef) -> set[str]:
+    """What methods of the class assign to ``self``."""
+    return {
+        node.attr
+        for node in ast.walk(class_)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
 
 
 def matching_lines(pattern: re.Pattern[str]) -> list[str]:
@@ -67,7 +86,7 @@ def test_files_are_short_enough_to_read() -> None:
 
 
 def _lines_max(path: pathlib.Path) -> int:
-    is_product = path.suffix == ".py" and path.parts[0] in (*LIBRARIES, "heliograph")
+    is_product = path.suffix == ".py" and path.parts[0] in PRODUCT
     return PRODUCT_FILE_LINES_MAX if is_product else FILE_LINES_MAX
 
 
@@ -75,18 +94,36 @@ def test_functions_are_short_enough_to_read() -> None:
     long = [
         f"{path}:{function.lineno}: {function.name}"
         for path in python_files()
-        for function in functions(ast.parse((ROOT / path).read_text()))
+        for function in functions(tree_of(path))
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
 
 
-def test_every_module_says_what_it_is() -> None:
-    silent = [
-        str(path)
+def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
+    large = [
+        f"{path}:{node.lineno}: {node.name}"
         for path in python_files()
-        if (source := (ROOT / path).read_text()).strip() and not ast.get_docstring(ast.parse(source))
+        if path.parts[0] in PRODUCT
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and len(own_attributes(node)) > ATTRIBUTES_MAX
     ]
+    assert large == []
+
+
+def test_a_class_name_means_one_class() -> None:
+    """But for test kits: each simulator has a network, and each contract a suite, that play the same part."""
+    places: dict[str, list[str]] = {}
+    for path in python_files():
+        if path.parts[0] in PRODUCT and "testing" not in path.parts:
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(path) for path in python_files() if tree_of(path).body and not ast.get_docstring(tree_of(path))]
     assert silent == []
 
 
@@ -104,7 +141,7 @@ def test_libraries_do_not_print(package: str) -> None:
         f"{path}:{node.lineno}"
         for path in text_files(under=package)
         if path.suffix == ".py"
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
@@ -115,7 +152,7 @@ def test_tests_wait_on_conditions_and_not_for_a_time() -> None:
         f"{path}:{node.lineno}"
         for path in text_files(under="tests")
         if path.suffix == ".py" and path != pathlib.Path("tests/helpers/waiting.py")
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
     ]
     assert sleeping == []

@@ -241,7 +241,7 @@ def test_what_is_not_acknowledged_is_sent_again_and_the_rest_is_not() -> None:
     assert core.acknowledged == 2
     resent = [messages.read_from_worker(message[4:]) for message in iter(core.next_message, None)]
     assert [batch.number for batch in resent if isinstance(batch, WorkerBatch)] == [3, 4]
-    assert core.resent == 1
+    assert core.counters.resent == 1
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -355,8 +355,8 @@ def test_a_service_that_does_not_tell_what_it_refused_has_published_nothing() ->
     core.lost()
     core.connected()
     core.receive(payload(Welcome(1, SERVICE, 1000)))
-    assert (core.acknowledged, core.refused_events) == (3, 3)
-    assert core.refused_reason
+    assert (core.acknowledged, core.counters.refused_events) == (3, 3)
+    assert core.counters.refused_reason
 
 
 def test_a_worker_that_nobody_remembers_goes_on_where_it_is() -> None:
@@ -435,6 +435,6 @@ def test_whatever_breaks_each_event_is_taken_once_and_in_order_and_refusals_are_
             connection.outgoing = connection.outgoing[cut:]
         client.lost()
         connection.end()
-    assert client.refused_events == refused
+    assert client.counters.refused_events == refused
     assert taken == [b"%d" % number for number in range(300)]
     assert dataclasses.asdict(core.counters)["unproven_batches"] == 0

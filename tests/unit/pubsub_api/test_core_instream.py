@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Header, Kind
 from pubsub_api.core.receiving import instream
-from pubsub_api.core.receiving.instream import TRANSITIONS, InStream, StreamCause, StreamState
+from pubsub_api.core.receiving.instream import TRANSITIONS, InStream, InStreamState, StreamCause
 
 GUID = b"g" * 16
 
@@ -27,8 +27,8 @@ def frame(first: int, last: int, after: int | None = None) -> tuple[bytes, Heade
     return packed, frames.unpack(packed, bytes_max=1000)
 
 
-@pytest.mark.parametrize(("state", "cause"), list(itertools.product(StreamState, StreamCause)))
-def test_every_pair_of_state_and_cause(state: StreamState, cause: StreamCause) -> None:
+@pytest.mark.parametrize(("state", "cause"), list(itertools.product(InStreamState, StreamCause)))
+def test_every_pair_of_state_and_cause(state: InStreamState, cause: StreamCause) -> None:
     one = stream()
     one.state = state
     if (state, cause) in TRANSITIONS:
@@ -41,19 +41,19 @@ def test_every_pair_of_state_and_cause(state: StreamState, cause: StreamCause) -
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    reached = {StreamState.LIVE}
-    for _ in StreamState:
+    reached = {InStreamState.LIVE}
+    for _ in InStreamState:
         reached |= {target for (source, _), target in TRANSITIONS.items() if source in reached}
-    assert reached == set(StreamState)
-    assert {source for source, _ in TRANSITIONS} == set(StreamState)
+    assert reached == set(InStreamState)
+    assert {source for source, _ in TRANSITIONS} == set(InStreamState)
 
 
 def test_the_table_in_the_documentation_is_the_table_in_the_code() -> None:
     written = set()
     for line in (instream.__doc__ or "").splitlines():
         words = line.split()
-        if len(words) > 3 and words[0] in StreamState.__members__ and words[2] in StreamState.__members__:
-            written.add((StreamState[words[0]], StreamCause[words[1]], StreamState[words[2]]))
+        if len(words) > 3 and words[0] in InStreamState.__members__ and words[2] in InStreamState.__members__:
+            written.add((InStreamState[words[0]], StreamCause[words[1]], InStreamState[words[2]]))
     assert written == {(source, cause, target) for (source, cause), target in TRANSITIONS.items()}
 
 

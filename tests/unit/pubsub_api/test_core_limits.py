@@ -12,7 +12,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.frame import Flag, Kind
-from pubsub_api.core.receiving.questions import HEADS_QUESTIONS_MAX, Questions
+from pubsub_api.core.receiving.questions import HEADS_QUESTIONS_MAX, SubscriberQuestions
 from pubsub_api.core.receiving.resync_requests import Reason
 from pubsub_api.core.receiving.roster import InPublisher, Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
@@ -213,7 +213,7 @@ def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
 def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_join() -> None:
     counters = SubscriberCounters()
     settings = dataclasses.replace(SUBSCRIBER, questions_max=10)
-    questions = Questions(settings, counters, FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    questions = SubscriberQuestions(settings, counters, FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None)
     questions.join(Reason.INITIAL, ["#"], 0.0)
     for number in range(1, 13):
         questions.ranges([messages.Want(guid_of(2), "a", number, number)], 0.0)

@@ -11,7 +11,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.publisher import PublisherCore
-from pubsub_api.core.receiving.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
+from pubsub_api.core.receiving.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, SubscriberQuestions
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import CacheSettings, History
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
@@ -158,7 +158,7 @@ def test_a_question_that_is_not_answered_is_repeated_with_growing_patience() -> 
 
 
 def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
-    questions = Questions(
+    questions = SubscriberQuestions(
         SUBSCRIBER, SubscriberCounters(), FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None
     )
     assert questions.hurry == 0

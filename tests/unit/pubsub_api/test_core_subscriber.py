@@ -7,7 +7,7 @@ import dataclasses
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.receiving.instream import StreamState
+from pubsub_api.core.receiving.instream import InStreamState
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.pubsub_api.core_rig import NO_REPAIR, SUBSCRIBER, Rig, guid_of
 
@@ -348,7 +348,7 @@ def test_all_streams_rest_in_the_end() -> None:
     rig.deliver(*rig.publish(publisher, "a", 3)[1:])
     rig.run(10)
     streams = rig.subscriber.publishers[publisher.guid].streams
-    assert {stream.state for stream in streams.values()} == {StreamState.LIVE}
+    assert {stream.state for stream in streams.values()} == {InStreamState.LIVE}
 
 
 def test_a_start_flag_needs_no_baseline() -> None:

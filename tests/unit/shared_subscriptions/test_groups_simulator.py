@@ -125,15 +125,19 @@ class KeepsItsLeaseTooLong(ProcessLease):
 
     def written(self, version: int) -> None:
         super().written(version)
-        self.renewed_at += 0.5
+        self._writes.renewed_at += 0.5
 
 
 class BelievesInItsWrites(ProcessLease):
     """Takes a write whose outcome is not known for one that succeeded."""
 
+    def renewal(self, now: float, renewed_ns: int = 0) -> tuple[str, bytes, int]:
+        self._began = now
+        return super().renewal(now, renewed_ns)
+
     def unknown(self) -> None:
         super().unknown()
-        self.renewed_at = self._pending[1]
+        self._writes.renewed_at = self._began
 
 
 class HoldsForTheClaimTime(Leader):

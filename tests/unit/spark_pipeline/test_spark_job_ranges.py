@@ -9,7 +9,16 @@ import pytest
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import JOBS_MAX, AvailableRanges, GroupOrigin, Job, JobRanges, QueryPlace, Run, Turn
+from spark_pipeline.core.job_ranges import (
+    JOBS_MAX,
+    AvailableRanges,
+    GroupOrigin,
+    Job,
+    JobRanges,
+    JobTurn,
+    QueryPlace,
+    Run,
+)
 from spark_pipeline.core.ranges import LogRange
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 
@@ -22,7 +31,7 @@ def fresh(shards: int = 4) -> JobRanges:
 
 def at(number: int, checkpoint: str = "checkpoint") -> QueryPlace:
     """Where a job is that has planned so many turns."""
-    return QueryPlace(Turn(number), checkpoint)
+    return QueryPlace(JobTurn(number), checkpoint)
 
 
 def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None, starts: int = 0) -> AvailableRanges:
@@ -31,7 +40,7 @@ def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None,
 
 def take(
     shares: JobRanges, name: str, place: QueryPlace, what: AvailableRanges, run: str = ""
-) -> tuple[JobRanges, Turn | None]:
+) -> tuple[JobRanges, JobTurn | None]:
     """By a query that runs on and on, or by this run of it."""
     return sharing.take(shares, name, place, what, Run(run or place.checkpoint, has_begun=not run))
 
@@ -42,11 +51,11 @@ def finish(shares: JobRanges, name: str, place: QueryPlace) -> JobRanges:
 
 def test_what_one_has_taken_no_other_gets() -> None:
     shares, first = take(fresh(2), "a", at(0), waiting(10, 4))
-    assert first == Turn(1, (LogRange(0, 0, 10), LogRange(1, 0, 4)))
+    assert first == JobTurn(1, (LogRange(0, 0, 10), LogRange(1, 0, 4)))
     shares, nothing = take(shares, "b", at(0), waiting(10, 4))
     assert nothing is None
     shares, second = take(shares, "b", at(0), waiting(12, 4))
-    assert second == Turn(1, (LogRange(0, 10, 12),))
+    assert second == JobTurn(1, (LogRange(0, 10, 12),))
 
 
 def test_a_turn_that_was_not_finished_is_offered_again_and_then_never() -> None:
@@ -55,7 +64,7 @@ def test_a_turn_that_was_not_finished_is_offered_again_and_then_never() -> None:
     assert offered == first
     assert again is shares
     shares, second = take(shares, "a", at(1), waiting(20))
-    assert second == Turn(2, (LogRange(0, 10, 20),))
+    assert second == JobTurn(2, (LogRange(0, 10, 20),))
     assert finish(shares, "a", at(1)) is shares
     shares = finish(shares, "a", at(2))
     assert shares.jobs["a"] == Job(2, None, "checkpoint", "checkpoint", 2)
@@ -76,7 +85,7 @@ def test_a_name_belongs_to_one_checkpoint_until_it_is_released() -> None:
     shares, offered = take(shares, "a", at(0, "new"), waiting(30))
     assert offered == left, "what it had in work is offered again"
     shares, following = take(shares, "a", at(left.number, "new"), waiting(30))
-    assert following == Turn(3, (LogRange(0, 20, 30),)), "it goes on counting"
+    assert following == JobTurn(3, (LogRange(0, 20, 30),)), "it goes on counting"
     with pytest.raises(JobNameTaken):
         finish(shares, "a", at(3))
     with pytest.raises(UsageError, match="no job 'b'; there are: a"):
@@ -87,7 +96,7 @@ def test_of_two_copies_of_a_checkpoint_that_run_in_turn_the_older_one_is_refused
     shares, _ = take(fresh(1), "a", at(0), waiting(10), "original")
     shares = finish(shares, "a", at(1))
     shares, moved = take(shares, "a", at(1), waiting(20), "somewhere else")
-    assert moved == Turn(2, (LogRange(0, 10, 20),)), "a checkpoint that was moved goes on"
+    assert moved == JobTurn(2, (LogRange(0, 10, 20),)), "a checkpoint that was moved goes on"
     shares = finish(shares, "a", at(2))
     with pytest.raises(CheckpointCopied, match="is at turn 1, and turn 2 was acknowledged"):
         take(shares, "a", at(1), waiting(30), "original, started again")
@@ -95,7 +104,7 @@ def test_of_two_copies_of_a_checkpoint_that_run_in_turn_the_older_one_is_refused
         finish(shares, "a", at(1))
     shares = sharing.release(shares, "a")
     shares, following = take(shares, "a", at(0, "new"), waiting(30), "new")
-    assert following == Turn(3, (LogRange(0, 20, 30),))
+    assert following == JobTurn(3, (LogRange(0, 20, 30),))
 
 
 def test_of_two_copies_of_a_checkpoint_that_run_at_once_the_one_that_started_first_is_refused() -> None:
@@ -108,19 +117,19 @@ def test_of_two_copies_of_a_checkpoint_that_run_at_once_the_one_that_started_fir
     with pytest.raises(CheckpointCopied):
         sharing.take(shares, "a", at(1), waiting(20), original)
     shares, following = sharing.take(shares, "a", at(1), waiting(20), copy)
-    assert following == Turn(2, (LogRange(0, 10, 20),))
+    assert following == JobTurn(2, (LogRange(0, 10, 20),))
 
 
 def test_a_turn_that_was_dropped_when_the_group_was_moved_is_no_sign_of_a_copy() -> None:
     shares, _ = take(fresh(1), "a", at(0), waiting(10), "died before the checkpoint had it")
     shares = sharing.begin(GroupOrigin(1, 2), [0], shares)
     _, turn = take(shares, "a", at(0), waiting(10), "started again")
-    assert turn == Turn(2, (LogRange(0, 0, 10),))
+    assert turn == JobTurn(2, (LogRange(0, 0, 10),))
 
 
 def test_a_job_whose_checkpoint_is_older_than_the_group_goes_on_behind_it() -> None:
     _, turn = take(fresh(1), "a", at(7), waiting(5))
-    assert turn == Turn(8, (LogRange(0, 0, 5),))
+    assert turn == JobTurn(8, (LogRange(0, 0, 5),))
 
 
 def test_in_order_a_shard_is_with_one_job_until_it_has_finished() -> None:
@@ -129,7 +138,7 @@ def test_in_order_a_shard_is_with_one_job_until_it_has_finished() -> None:
     assert nothing is None
     shares = finish(shares, "a", at(1))
     shares, turn = take(shares, "b", at(0), waiting(20, 0, is_ordered=True))
-    assert turn == Turn(1, (LogRange(0, 10, 20),))
+    assert turn == JobTurn(1, (LogRange(0, 10, 20),))
 
 
 def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
@@ -146,7 +155,7 @@ def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
 
 def test_what_retention_dropped_is_counted_and_skipped() -> None:
     shares, turn = take(fresh(1), "a", at(0), waiting(20, starts=15))
-    assert turn == Turn(1, (LogRange(0, 15, 20),))
+    assert turn == JobTurn(1, (LogRange(0, 15, 20),))
     assert shares.expired == 15
 
 
@@ -156,7 +165,7 @@ def test_a_group_that_was_moved_begins_at_its_positions_and_keeps_names_and_coun
     with pytest.raises(JobNameTaken):
         take(shares, "a", at(0, "new"), waiting(10))
     shares, turn = take(shares, "a", at(1), waiting(10))
-    assert turn == Turn(2, (LogRange(0, 3, 10),))
+    assert turn == JobTurn(2, (LogRange(0, 3, 10),))
 
 
 def test_a_group_that_was_declared_anew_knows_nothing_of_the_older_one() -> None:
@@ -189,7 +198,7 @@ def test_every_event_takes_effect_once_whatever_dies(seed: int, is_ordered: bool
     may die before or after each of these and start again."""
     chance = random.Random(seed)
     shares, ends = fresh(3), [0, 0, 0]
-    planned: dict[str, list[Turn]] = {name: [Turn(0)] for name in "abc"}
+    planned: dict[str, list[JobTurn]] = {name: [JobTurn(0)] for name in "abc"}
     done: dict[str, int] = dict.fromkeys("abc", 0)
     effects: list[tuple[str, LogRange]] = []
     for step in range(600):

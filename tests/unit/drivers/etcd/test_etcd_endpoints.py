@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from drivers.db.etcd import endpoints
-from drivers.db.etcd.config import Endpoint
+from drivers.db.etcd.config import EtcdEndpoint
 from drivers.db.etcd.endpoints import Endpoints, judge_clusters
 from pubsub_api.errors import InvalidConfig
 
-A, B, C = (Endpoint(host, 2379) for host in "abc")
+A, B, C = (EtcdEndpoint(host, 2379) for host in "abc")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_single_one_is_used_in_any_case(now: list[float]) -> None:
         ({A: 8, B: 8}, 7, 8),  # more than half of them: the cluster was restored
     ],
 )
-def test_a_cluster_that_is_believed(found: dict[Endpoint, int], known: int | None, believed: int | None) -> None:
+def test_a_cluster_that_is_believed(found: dict[EtcdEndpoint, int], known: int | None, believed: int | None) -> None:
     assert judge_clusters(found, known, 3) == believed
 
 
@@ -71,6 +71,6 @@ def test_a_cluster_that_is_believed(found: dict[Endpoint, int], known: int | Non
     ("found", "known"),
     [({A: 7, B: 8}, None), ({A: 7, B: 8}, 7), ({A: 8, B: 8, C: 7}, 7), ({A: 8}, 7)],
 )
-def test_clusters_that_are_refused(found: dict[Endpoint, int], known: int | None) -> None:
+def test_clusters_that_are_refused(found: dict[EtcdEndpoint, int], known: int | None) -> None:
     with pytest.raises(InvalidConfig, match=r"\[db\] url"):
         judge_clusters(found, known, 3)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.db.etcd.config import Endpoint
+from drivers.db.etcd.config import EtcdEndpoint
 from drivers.db.etcd.wire import HttpConnection
 from tests.helpers.waiting import wait_until
 
@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self._listening.getsockname()[1])
+        self.endpoint = EtcdEndpoint("127.0.0.1", self._listening.getsockname()[1])
         self.connection = HttpConnection("More: yes\r\n")
         self.connection.connect(self.endpoint, None, PATIENCE_S)
         self.socket, _ = self._listening.accept()

@@ -1,0 +1,163 @@
+"""A controller's copy with two indexes: memory against a dict of the values, look-ups, and changes applied and indexed.
+
+The plain reader is that of the scenario ``sync``.  Changes come as frames of 64 events, as the bus hands them over, and
+are decoded, applied, indexed and given to a callback that counts them: all that a controller does in a flood but
+receiving.  A third of them changes a field that is indexed.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bench.plan import Outcome, Plan, Row, median, ratio
+from bench.scenarios.commit import nb_conf, writes
+from bench.scenarios.sync import OBJECTS_PER_EVENT, PLAIN, TIMEOUT_S, Sync, fill, read_plainly
+from bench.targets import check
+from bench.workers import Worker, usage_now
+from nb_api import CacheChange, DbObject, LocalCache, NbApi, notify_config
+from nb_api.notify_config import CACHE_GROUP
+from pubsub_api import Event
+
+OURS = "heliograph LocalCache, two indexes"
+FRAME_EVENTS = 64
+LOOKUPS = 20_000
+
+
+class Copy(NamedTuple):
+    objects: int
+    bytes: int
+    lookup_us: float
+    """By key, with the value copied for the reader."""
+    index_us: float
+    """By a value of an index that one object has."""
+    changes_per_s: float
+    """Of the process's CPU."""
+    wrong: int
+    """Objects that an index has at another place than a scan."""
+
+
+def measure(plan: Plan, driver: str) -> Outcome:
+    """``driver`` is the bus that the controller is set up for."""
+    count = round(plan.events * OBJECTS_PER_EVENT)
+    plain: list[Sync] = []
+    ours: list[Copy] = []
+    with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
+        path = pathlib.Path(directory) / "objects.db"
+        plan.say(f"writing {count:,} objects")
+        _call(fill, path, count)
+        for number in range(1, plan.rounds + 1):
+            plan.say(f"round {number} of {plan.rounds}: {PLAIN}")
+            plain.append(_call(read_plainly, path, driver))
+            plan.say(f"round {number} of {plan.rounds}: {OURS}")
+            ours.append(_call(follow, path, driver, plan.events))
+    measured = {
+        "memory": ratio(ours, plain, lambda run: run.bytes),
+        "look-up": median(ours, lambda run: max(run.lookup_us, run.index_us)),
+        "changes": median(ours, lambda run: run.changes_per_s),
+        "wrong": float(max(run.wrong for run in ours)),
+    }
+    return Outcome("controller", driver, [_row(ours)], check("controller", driver, measured))
+
+
+def _call(role: Callable[..., None], *arguments: Any) -> Any:
+    with Worker(role, *arguments) as worker:
+        answer = worker.hear(TIMEOUT_S)
+        worker.end()
+        return answer
+
+
+def _row(runs: Sequence[Copy]) -> Row:
+    return {
+        "case": OURS,
+        "objects": runs[0].objects,
+        "MiB": round(median(runs, lambda run: run.bytes)) >> 20,
+        "us/look-up": round(median(runs, lambda run: run.lookup_us), 2),
+        "us/index": round(median(runs, lambda run: run.index_us), 2),
+        "changes/s": round(median(runs, lambda run: run.changes_per_s)),
+    }
+
+
+# -- in processes of their own
+
+
+def _net_of(port: DbObject) -> Any:
+    return port.value["net"]
+
+
+def _number_of(port: DbObject) -> Any:
+    return port.value["id"]
+
+
+def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> None:
+    told = 0
+
+    def on_changes(batch: Sequence[CacheChange]) -> None:
+        nonlocal told
+        told += len(batch)
+
+    conf = nb_conf(driver)
+    notify_config.register(conf)
+    conf.set_override("verify_interval", 0.0, group=CACHE_GROUP)  # the database knows nothing of these changes
+    with NbApi.open(conf=conf, url=f"sqlite://{path}") as nb:
+        before = usage_now()
+        with LocalCache(nb, tables=["port"], on_changes=on_changes) as cache:
+            cache.index("by_net", _net_of)
+            by_number = cache.index("by_number", _number_of, unique=True)
+            cache.need_snapshot("benchmark", is_awaited=True)  # whether or not a publisher is there to be heard
+            while not cache.is_loaded:
+                time.sleep(0.001)
+            used = usage_now() - before
+            count = cache.statistics().objects
+            keys = [f"port-{number % count:09}" for number in range(0, 7919 * LOOKUPS, 7919)]
+            lookup_us = _us_each(lambda key: cache.get("port", key), keys)
+            index_us = _us_each(by_number.one, [int(key[-9:]) for key in keys])
+            frames = _frames(count, changes, cache.position)
+            decode = msgspec.msgpack.Decoder(list[Event]).decode
+            start = time.process_time()
+            for body in frames:
+                events = decode(body)
+                for event in events:
+                    event.topic = "tenant-1"
+                cache.on_events(events)
+            rate = changes / (time.process_time() - start)
+            pipe.send(Copy(count, used.resident_bytes, lookup_us, index_us, rate, _wrong(cache)))
+
+
+def _us_each(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:
+    start = time.process_time()
+    for argument in arguments:
+        call(argument)
+    return (time.process_time() - start) / len(arguments) * 1e6
+
+
+def _frames(objects: int, changes: int, position: int) -> list[bytes]:
+    """The bodies of frames."""
+    frames = []
+    for first in range(0, changes, FRAME_EVENTS):
+        batch = writes(first, min(FRAME_EVENTS, changes - first), tenant=1)
+        events = [
+            Event(
+                table="port", key=f"port-{number % objects:09}", action="set", version=position + 1_000_000 + number,
+                value={**write.value, "net": number // 3 % 1000, "id": number % objects},
+            )
+            for number, write in enumerate(batch, first)
+        ]  # fmt: skip
+        frames.append(msgspec.msgpack.encode(events))
+    return frames
+
+
+def _wrong(cache: LocalCache) -> int:
+    by_net, by_number = cache.index("by_net"), cache.index("by_number")
+    nets: dict[Any, list[str]] = {}
+    wrong = 0
+    for port in cache.get_all("port"):
+        nets.setdefault(port.value["net"], []).append(port.key)
+        wrong += by_number.keys(port.value["id"]) != [port.key]
+    return wrong + sum(by_net.keys(net) != keys for net, keys in nets.items()) + abs(len(nets) - len(by_net))
