@@ -85,7 +85,7 @@ class LocalCache(Closeable):
         filters = [EVERYTHING] if topics is None else list(topics)
         self._core = CacheCore(tables, filters, tombstones_max=notify_config.TOMBSTONES_MAX, where=where)
         self._turn = Turn(self._check_usable)
-        """Held while the copy changes and is told of; never while the database is read.  Callbacks may change topics."""
+        """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
         self._indexes = CacheIndexes(self._core)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
         self._first = self._subscriptions.add(on_changes)

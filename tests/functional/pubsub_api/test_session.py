@@ -360,8 +360,8 @@ def test_mistakes_in_use_are_typed() -> None:
         session.subscriber(["a"], print, on_events=print)
     with pytest.raises(errors.InvalidTopic):
         session.subscriber(["a/#/b"], print)
-    with pytest.raises(errors.UsageError, match="one of"):
-        pubsub_api.open("memory://x", config_files=[])
+    with pytest.raises(errors.UsageError, match="give conf, or url"):
+        pubsub_api.open("memory://x", conf=session.conf)
     publisher = session.publisher()
     session.close()
     session.close()
