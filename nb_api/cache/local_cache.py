@@ -85,8 +85,7 @@ class LocalCache(Closeable):
         filters = [EVERYTHING] if topics is None else list(topics)
         self._core = CacheCore(tables, filters, tombstones_max=notify_config.TOMBSTONES_MAX, where=where)
         self._turn = Turn(self._check_usable)
-        """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
-        topics."""
+        """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
         self._indexes = CacheIndexes(self._core)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
         self._first = self._subscriptions.add(on_changes)
@@ -94,8 +93,7 @@ class LocalCache(Closeable):
         self._versions = VersionWaits(
             self._core, self._requests.changed, self.need_delta, is_read=self._is_read, check=self._check_usable
         )
-        self._is_closed = False
-        self._is_inherited = False
+        self._is_closed = self._is_inherited = False
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source
@@ -116,10 +114,9 @@ class LocalCache(Closeable):
     def get(self, table: str, key: str) -> DbObject:
         """The object as this copy has it.  Raises ObjectNotFound."""
         self._check_usable()
-        found = self._core.find(table, key)
-        if found is None:
-            raise ObjectNotFound(f"{table} {key!r} is not in the local cache")
-        return found
+        if (found := self._core.find(table, key)) is not None:
+            return found
+        raise ObjectNotFound(f"{table} {key!r} is not in the local cache")
 
     def get_all(self, table: str, *, topics: Sequence[str] | None = None) -> list[DbObject]:
         """The objects of a table, by key, as `NbApi.get_all` gives them."""
@@ -264,10 +261,7 @@ class LocalCache(Closeable):
         return sorted(self.filters())
 
     def add_topic(self, topic_filter: str) -> bool:
-        """Follow a further filter; True when it is new.  `wait_synced` waits until its objects are there.
-
-        Raises InvalidTopic.
-        """
+        """Follow a further filter; True when it is new.  `wait_synced` waits for its objects.  Raises InvalidTopic."""
         self._check_usable()
         with self._turn:
             is_new = self._core.add_topic(topic_filter)
@@ -449,10 +443,9 @@ class LocalCache(Closeable):
         """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""
         self._sync.counters.failures += 1
         pause_s = self._requests.failed(task)
-        is_known = isinstance(error, HeliographError)
         LOG.warning(
             "LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s,
-            exc_info=None if is_known else error,
+            exc_info=None if isinstance(error, HeliographError) else error,
         )  # fmt: skip
         if task is None:
             self._source.sleep(pause_s)

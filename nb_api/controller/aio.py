@@ -18,6 +18,7 @@ from nb_api.controller.following import CacheFollower
 from nb_api.controller.request import AsyncReconcile
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
+from nb_api.coordination.election import Election
 from pubsub_api.errors import Closed, Forked, UsageError
 from pubsub_api.runtime import forking
 
@@ -46,6 +47,7 @@ class AsyncController:
         retries: RetryPauses | None = None,
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
+        election: Election | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and LimitReached."""
@@ -64,7 +66,8 @@ class AsyncController:
         """The loop was told that there is something to do.  Guarded by the lock of the work."""
         self._is_closed = False
         self._is_inherited = False
-        self._work = Work(cache, queue_settings(retries, interval_min_s, runs_per_s_max), name=name, wake=self._wake)
+        settings = queue_settings(retries, interval_min_s, runs_per_s_max)
+        self._work = Work(cache, settings, name=name, wake=self._wake, election=election)
         self._follower = CacheFollower(cache, OwnerMap(tables, owners or {}), self._work, name=name)
         forking.register(self)
         self._follower.start()

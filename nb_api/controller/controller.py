@@ -21,6 +21,7 @@ from nb_api.controller.following import CacheFollower
 from nb_api.controller.request import Reconcile
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
+from nb_api.coordination.election import Election
 from pubsub_api.errors import Closed, Forked, LimitReached, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
@@ -46,6 +47,9 @@ class Controller(Closeable):
     when it changes; when its owners change, the former ones are worked on, too.  Objects of ``tables`` are worked on
     themselves; None: those of every table without such a function.
 
+    With an ``election``, which stays the caller's, runs begin only while this process leads; the others keep their copy
+    and what is wanted, and begin when they are elected.
+
     Follows ``cache`` as one of any number of consumers; the cache stays the caller's: close the controller first.
     Every method may be called from any thread.  Does not live on in a forked child.
     """
@@ -62,6 +66,7 @@ class Controller(Closeable):
         retries: RetryPauses | None = None,
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
+        election: Election | None = None,
     ) -> None:
         """Begins at once and returns at once.  Raises UsageError, LimitReached."""
         if inspect.iscoroutinefunction(reconcile):
@@ -69,7 +74,8 @@ class Controller(Closeable):
         check_arguments(reconcile, workers, tables)
         self._reconcile = reconcile
         self._name = name
-        self._work = Work(cache, queue_settings(retries, interval_min_s, runs_per_s_max), name=name, wake=self._wake)
+        settings = queue_settings(retries, interval_min_s, runs_per_s_max)
+        self._work = Work(cache, settings, name=name, wake=self._wake, election=election)
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf

@@ -59,18 +59,17 @@ class CacheFollower:
 
     def _run(self) -> None:
         with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:
-            must_read_all = False
             while not self._work.is_stopping and not self._cache.is_closed:
                 try:
-                    if must_read_all:
+                    if self._work.must_read_all:
+                        self._work.must_read_all = False
                         self._read_all()
-                        must_read_all = False
                     self._follow(told)
                 except Closed:
                     raise
                 except Exception as error:  # noqa: BLE001  a thread that ends in silence would leave keys as they are
                     # What was being taken is not known any more: so everything is looked at, as after an overrun.
-                    must_read_all = True
+                    self._work.must_read_all = True
                     self._log_trouble("Controller %s cannot follow changes: %s", self._name, error, exc_info=error)
         if not self._work.is_stopping:
             LOG.info("Controller %s ends, because its local cache was closed.", self._name)
@@ -86,6 +85,7 @@ class CacheFollower:
             self._has_begun = True
             self._work.complete_readings += 1
             self._work.begin()
+        self._work.note_token()
         self._map_again()
         self._work.watch()
 

@@ -28,12 +28,14 @@ class Request(msgspec.Struct, frozen=True):
     """Why it is not there any more, as far as that is known together with ``deleted``: it may have moved away."""
     attempt: int
     """1, and one more for each failure before."""
+    token: int | None
+    """The fencing token, when the controller has an election: higher for every leader than for all before."""
     cache: LocalCache
     asks_to_stop: Callable[[], bool]
 
     @property
     def is_stopping(self) -> bool:
-        """The controller is being closed: what takes long should come to an end."""
+        """The controller is being closed, or leads no longer: what takes long should come to an end."""
         return self.asks_to_stop()
 
     def __str__(self) -> str:

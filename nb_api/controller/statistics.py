@@ -11,6 +11,8 @@ class ControllerStatistics:
 
     has_begun: bool
     """The copy was complete, and runs are made."""
+    is_active: bool
+    """This process leads the election of the controller, or there is none."""
     ready: int
     """Keys that wait for a worker."""
     running: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import sys
@@ -14,6 +15,7 @@ from nb_api.controller.core.keys import Key, RequeueAfter
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
+from nb_api.coordination.election import Election
 from nb_api.core.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
@@ -21,6 +23,8 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
+_LOOK_S = 0.1
+"""How soon a process that has become the leader begins to work."""
 HANGING_S = 60.0
 """A run that takes longer than this is named in the log."""
 
@@ -32,12 +36,25 @@ class Work:
     `lock`, which may be acquired again by the thread that has it.
     """
 
-    def __init__(self, cache: LocalCache, settings: QueueSettings, *, name: str, wake: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        cache: LocalCache,
+        settings: QueueSettings,
+        *,
+        name: str,
+        wake: Callable[[int], None],
+        election: Election | None = None,
+    ) -> None:
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
         self._cache = cache
         self._name = name
         self._wake = wake
+        self._election = election
+        self._token: int | None = None
+        """Of the last time that this process led."""
+        self.must_read_all = False
+        """Every key has to be worked on."""
         self._queue = WorkQueue(settings, jitter=random.random)
         self._deleted: dict[Key, Deleted] = {}
         """What was deleted and was not brought into order since."""
@@ -103,6 +120,8 @@ class Work:
     def pick(self) -> Taken | None:
         """A key to work on now.  Whoever picks one calls `succeed` or `fail` after it."""
         now = time.monotonic()
+        if not self.is_active:
+            return None
         with self.lock:
             taken = self._queue.take(now)
             if taken is not None:
@@ -115,7 +134,27 @@ class Work:
         """How long there is nothing to do, unless `wake` is called."""
         now = time.monotonic()
         with self.lock:
-            return self._queue.next_at(now) - now
+            next_s = self._queue.next_at(now) - now
+        return next_s if self.is_active else max(next_s, _LOOK_S)
+
+    @property
+    def is_active(self) -> bool:
+        """This process leads, or there is nothing to lead."""
+        return self._election is None or self._election.is_leader()
+
+    def note_token(self) -> int | None:
+        """The fencing token, None when this process does not lead.
+
+        A new one after another means that others may have led meanwhile, and have left anything undone.
+        """
+        if self._election is None:
+            return None
+        token = self._election.token()
+        with self.lock:
+            if token is not None and token != self._token:
+                self.must_read_all |= self._token is not None
+                self._token = token
+        return token
 
     def request(self, taken: Taken) -> Request:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
@@ -128,10 +167,12 @@ class Work:
         except ObjectNotFound:
             found, end = None, self._deleted.get(key)
         deleted, ending = (None, None) if end is None else (end.object, end.reason)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, self._cache, self._asks_to_stop)
+        token = self.note_token()
+        asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._cache, asks)
 
-    def _asks_to_stop(self) -> bool:
-        return self.is_stopping
+    def _asks_to_stop(self, token: int | None = None) -> bool:
+        return self.is_stopping or (self._election is not None and self._election.token() != token)
 
     def succeed(self, taken: Taken, request: Request, result: object) -> None:
         """The function has returned."""
@@ -214,12 +255,13 @@ class Work:
             )  # fmt: skip
 
     def statistics(self) -> ControllerStatistics:
-        now = time.monotonic()
+        now, is_active = time.monotonic(), self.is_active
         with self.lock:
             queue, counters = self._queue, self._queue.counters
             queue.tidy(now)
             return ControllerStatistics(
                 has_begun=queue.is_open,
+                is_active=is_active,
                 ready=queue.ready,
                 running=queue.running,
                 waiting=queue.waiting,

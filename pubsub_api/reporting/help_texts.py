@@ -264,6 +264,7 @@ HELP: dict[str, dict[str, str]] = {
     },
     "controller": {
         "has_begun": "Of a controller: the copy was complete, and runs are made.",
+        "is_active": "Of a controller: this process leads the election of the controller, or the controller has none.",
         "ready": "Of a controller: keys that wait for a worker.",
         "running": "Of a controller: keys that a worker has.",
         "waiting": (
