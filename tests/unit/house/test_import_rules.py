@@ -67,7 +67,7 @@ LAYERS = {
     "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
     # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
-    "tests.unit.drivers.etcd": Layer((*_CONTRACTS, "tests", "drivers.db.etcd"), denied=()),
+    "tests.unit.drivers.etcd": Layer((*_CONTRACTS, "tests", "drivers.db"), denied=()),
     "tests.unit.drivers.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
     "tests.unit.drivers.zenoh": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zenoh"), denied=()),
     "tests.unit.drivers.zmq": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zmq"), denied=()),

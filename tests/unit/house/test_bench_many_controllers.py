@@ -6,7 +6,7 @@ import pytest
 
 from bench import controller_runs, database_servers
 from bench.plan import Plan
-from bench.scenarios import controllers
+from bench.scenarios import many_controllers
 from bench.targets import TARGETS
 
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
@@ -22,7 +22,7 @@ def test_how_many_were_open_at_once(spans: list[tuple[int, int]], most: int) -> 
 
 @pytest.mark.skipif(database_servers.find_postgres() is None, reason="there is no PostgreSQL")
 def test_caches_sync_hear_changes_and_read_nothing_when_the_service_comes_back() -> None:
-    outcome = controllers.measure(PLAN, "zmq")
+    outcome = many_controllers.measure(PLAN, "zmq")
     assert [row["case"].partition(",")[0] for row in outcome.rows] == ["10 caches", "10 caches", "10"]
     assert {found.target.name for found in outcome.checks} == {
         target.name for target in TARGETS if target.scenario == "many_controllers"
@@ -34,4 +34,4 @@ def test_caches_sync_hear_changes_and_read_nothing_when_the_service_comes_back()
 
 
 def test_the_scenario_belongs_to_one_driver() -> None:
-    assert controllers.measure(PLAN, "redis").rows == []
+    assert many_controllers.measure(PLAN, "redis").rows == []
