@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
-from drivers.db.etcd.config import Endpoint, EtcdSettings
+from drivers.db.etcd import config
+from drivers.db.etcd.config import EtcdSettings
 from drivers.db.etcd.refusals import Compacted, read_refusal, refusal_error
-from drivers.db.handles import HandleLimits
+from nb_api import config as db_config
 from nb_api.errors import DbError, DbUnavailable
+from pubsub_api.config import new_conf
 from pubsub_api.errors import InvalidConfig, LimitReached
 
-SETTINGS = EtcdSettings(
-    endpoints=(Endpoint("host", 2379), Endpoint("::1", 2379)), security=None, has_certificate=False, user="me",
-    password="secret", prefix=b"prefix", connect_timeout_s=1.0, operation_timeout_s=1.0, snapshot_portion=1,
-    limits=HandleLimits(2, 2, 1.0),
-)  # fmt: skip
+
+def read_all() -> EtcdSettings:
+    conf = new_conf()
+    conf.register_opts(db_config.OPTIONS, group=db_config.GROUP)
+    conf.register_opts(config.OPTIONS, group=config.GROUP)
+    return config.read_settings(conf, urlsplit("etcd://me:secret@host:2379,[::1]:2379/prefix"))
+
+
+SETTINGS = read_all()
 
 
 @pytest.mark.parametrize(
