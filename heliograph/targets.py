@@ -1,8 +1,9 @@
 """Which bus, database, log and configuration a command uses when its words do not say.
 
 In this order: an option; the context that ``--context`` names; a variable of the environment; the context that
-``heliograph context use`` has chosen.  A context that was used is named on standard error: one that nobody sees
-misleads.  Contexts are in one private file of the user, because a URL may hold a password.
+``heliograph context use`` has chosen; and when none of these names anything, the file of the host, as for programs.  A
+context or file that was used is named on standard error: one that nobody sees misleads.  Contexts are in one private
+file of the user, because a URL may hold a password.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def fill_in(args: argparse.Namespace) -> None:
             used[argument] = context[argument]
     if used:
         output.note(f"heliograph {args.command}: context {name}: {described(used)}")
+    if "config_file" in missing and not any(getattr(args, argument, None) for argument in VARIABLES):
+        from pubsub_api import opening
+
+        if opening.SYSTEM_FILE.is_file():
+            args.config_file = [str(opening.SYSTEM_FILE)]
+            output.note(f"heliograph {args.command}: {described({'config_file': args.config_file})}")
 
 
 def _context(args: argparse.Namespace) -> tuple[str, Context]:

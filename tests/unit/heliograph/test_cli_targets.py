@@ -49,6 +49,20 @@ def test_the_environment_names_what_options_do_not(
     assert "typo.db" in capsys.readouterr().err
 
 
+def test_the_file_of_the_host_is_read_when_nothing_is_said(
+    db_url: str, tmp_path: pathlib.Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "heliograph.conf"
+    monkeypatch.setattr("pubsub_api.opening.SYSTEM_FILE", file)
+    assert main.main(["db", "list"]) == exits.USAGE  # there is none
+    capsys.readouterr()
+    file.write_text(f"[db]\nurl = {db_url}\n")
+    assert main.main(["db", "list"]) == exits.OK
+    assert capsys.readouterr() == ("port 1\n", f"heliograph db: --config-file {file}\n")
+    assert main.main(["db", "list", "--db", f"sqlite://{tmp_path}/other.db"]) == exits.USAGE
+    assert "other.db" in capsys.readouterr().err
+
+
 def test_a_cache_has_a_log_behind_it_only_when_told(
     tmp_path: pathlib.Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
