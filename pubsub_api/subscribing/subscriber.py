@@ -13,7 +13,6 @@ calls the user, and the clock thread sees to it that receiving goes on when the 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import random
@@ -427,7 +426,8 @@ class Subscriber(Closeable):
     def statistics(self) -> SubscriberStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
-            counters = dataclasses.asdict(self._core.counters)
+            # Not `dataclasses.asdict`, which takes ten times as long: this is also asked for while nothing happens.
+            counters = {**vars(self._core.counters), "bad_frames": dict(self._core.counters.bad_frames)}
             return SubscriberStatistics(
                 received=self._dispatcher.received,
                 foreign=self._foreign,
@@ -442,7 +442,7 @@ class Subscriber(Closeable):
                 receiver_errors=self._end.receiver_errors,
                 relieved=self._dispatcher.inline.relieved,
                 driver=of_driver,
-                **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
+                **vars(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
             )
 
