@@ -48,7 +48,7 @@ class GroupCommit:
         forking.register(self)
 
     def _start(self) -> None:
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # taken once: it knows whose it is, also after an interrupt of `acquire`
         self._waiting: deque[_Job] = deque()
 
     def after_fork_in_child(self) -> None:
@@ -71,13 +71,14 @@ class GroupCommit:
         return result
 
     def _commit_in_turn(self, job: _Job) -> None:
-        if not self._turn.acquire(timeout=self._timeout_s):
-            raise DbUnavailable(f"the database was busy with other writers for {self._timeout_s} s")
         try:
+            if not self._turn.acquire(timeout=self._timeout_s):
+                raise DbUnavailable(f"the database was busy with other writers for {self._timeout_s} s")
             while not job.is_done:
                 self._commit_waiting()
         finally:
-            self._turn.release()
+            if self._turn._is_owned():  # type: ignore[attr-defined]
+                self._turn.release()
 
     def _commit_waiting(self) -> None:
         batch: list[_Job] = []

@@ -125,9 +125,10 @@ class AfterCommitPublisher:
 
     def _is_taken(self, changes: Sequence[Change]) -> bool:
         """Queue it.  False when that cannot be."""
-        self.counters.committed += len(changes)
         is_full = self._queued.changes >= self._queue_max
-        if self._is_closed or (is_full and not self._wait_for_room()) or not self._has_thread():
+        has_room = not self._is_closed and (not is_full or self._wait_for_room()) and self._has_thread()
+        self.counters.committed += len(changes)  # now: what waits for room is not lost by another one's interrupt
+        if not has_room:
             self._leave(len(changes))
             return False
         if not self._queue:
@@ -252,13 +253,17 @@ class AfterCommitPublisher:
                 self._changed.notify_all()
 
     def _stop_sending(self) -> None:
-        """This thread does not go on.  What it had taken is left to the sweeper."""
+        """An interrupt went through here: this thread does not go on.  What was lost by it is left to the sweeper."""
         with self._changed:
             if self._sender == threading.get_ident():
-                self._leave(len(self._in_work))
                 self._in_work = ()
                 self._sender = None
-                self._changed.notify_all()
+            self._queued = Load(0, 0)
+            for changes in self._queue:
+                self._queued = self._queued.plus(load_of(changes))
+            in_hand = self._queued.changes + len(self._in_work) + len(self._unconfirmed)
+            self._leave(max(self.counters.committed - self._settled() - in_hand, 0))
+            self._changed.notify_all()
 
     # -- the thread
 

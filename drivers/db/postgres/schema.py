@@ -16,8 +16,10 @@ from drivers.db.postgres.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 
-FORMAT = 3
+FORMAT = 4
 """Raised when tables or functions change in a way that an older driver cannot live with."""
+_READABLE = (3, FORMAT)
+"""Format 3 has other functions, which its drivers go on to use beside ours."""
 
 # Names are compared byte by byte: faster, the same on every server, and a range of them is a prefix.
 _TABLES = """
@@ -193,7 +195,7 @@ def _missing(connection: PostgresConnection, settings: PostgresSettings) -> list
     if ("state",) not in found:
         return [_TABLES, _WRITE, _WRITE_ALL]
     row = connection.execute(f"SELECT format FROM {settings.schema}.state").fetchone()
-    if row != (FORMAT,):
+    if not row or row[0] not in _READABLE:
         raise InvalidConfig(f"{settings.address} has format {row and row[0]}; this Heliograph reads format {FORMAT}")
     return [] if ("write_all",) in found else [_WRITE, _WRITE_ALL]
 

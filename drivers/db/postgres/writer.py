@@ -75,14 +75,18 @@ class SharedWriter:
     def write(self, transfer: Transfer) -> list[WriteOutcome]:
         """Raises what ``execute`` raises."""
         passenger = _Passenger(transfer)
-        with self._lock:
-            self._queue.append(passenger)
-            passenger.is_driver = not self._is_busy
-            self._is_busy = True
-        if not passenger.is_driver:
-            passenger.woken.wait()
-        if passenger.is_driver:
-            self._drive()
+        try:
+            with self._lock:
+                self._queue.append(passenger)
+                passenger.is_driver = not self._is_busy
+                self._is_busy = True
+            if not passenger.is_driver:
+                passenger.woken.wait()
+            if passenger.is_driver:
+                self._drive(passenger)
+        except BaseException:  # an interrupt
+            self._leave(passenger)
+            raise
         if passenger.error is not None:
             raise passenger.error
         assert passenger.outcomes is not None
@@ -92,24 +96,40 @@ class SharedWriter:
         self._lock = threading.Lock()
         self._queue, self._is_busy = [], False
 
-    def _drive(self) -> None:
+    def _drive(self, driver: _Passenger) -> None:
         """Carry the changes of all callers that wait, the own first, then leave the turn to the next."""
-        aboard = self._board()
+        aboard: list[_Passenger] = []
         try:
+            self._board(aboard)
             self._carry(aboard)
         finally:
-            with self._lock:
-                successor = self._queue[0] if self._queue else None
-                self._is_busy = successor is not None
+            self._pass_turn(driver)
             for passenger in aboard:
                 if passenger.outcomes is None and passenger.error is None:  # an interrupt went through here
                     passenger.error = DbUnavailable("the thread that carried the change was interrupted")
                 passenger.woken.set()
+
+    def _pass_turn(self, driver: _Passenger) -> None:
+        with self._lock:
+            if not driver.is_driver:
+                return
+            driver.is_driver = False
+            successor = self._queue[0] if self._queue else None
+            self._is_busy = successor is not None
             if successor is not None:
                 successor.is_driver = True
-                successor.woken.set()
+        if successor is not None:
+            successor.woken.set()
 
-    def _board(self) -> list[_Passenger]:
+    def _leave(self, passenger: _Passenger) -> None:
+        """The caller does not wait any more: what is not under way is not carried, and another one drives."""
+        with self._lock:
+            if passenger in self._queue:
+                self._queue.remove(passenger)
+        self._pass_turn(passenger)
+
+    def _board(self, aboard: list[_Passenger]) -> None:
+        """Let in those who are next."""
         with self._lock:
             count, size = 0, 0
             for passenger in self._queue[:_TOGETHER_MAX]:
@@ -117,8 +137,8 @@ class SharedWriter:
                 if count and size > _TOGETHER_BYTES_MAX:
                     break
                 count += 1
-            aboard, self._queue = self._queue[:count], self._queue[count:]
-        return aboard
+            aboard += self._queue[:count]
+            del self._queue[:count]
 
     def _carry(self, aboard: Sequence[_Passenger]) -> None:
         try:

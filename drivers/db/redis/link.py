@@ -90,7 +90,8 @@ class RedisDbLink:
         try:
             return self._connection.read_response()
         finally:
-            stream.settimeout(self._timeout_s)
+            with contextlib.suppress(OSError):  # redis-py has closed it, because of an error that is on its way
+                stream.settimeout(self._timeout_s)
 
     def run_script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> Any:
         try:

@@ -11,6 +11,7 @@ import pytest
 from nb_api import NbApi
 from nb_api.db_api import Change
 from nb_api.writing import direct_way
+from nb_api.writing.after_commit import AfterCommitPublisher
 from nb_api.writing.publishing import PublishRefusal
 from pubsub_api import Event
 from pubsub_api.errors import TransportUnavailable
@@ -213,6 +214,30 @@ def test_an_interrupt_while_publishing_stops_nobody_else(nb: NbApi, publications
     assert version in publications.revisions
     assert nb.statistics().handover.left == 1
     assert [change.key for change in nb.db.unpublished()] == ["p1"]
+
+
+@pytest.mark.parametrize("step", ["_has_thread", "_take", "_sent"])
+def test_an_interrupt_at_any_step_does_not_spoil_a_flush(
+    step: str, nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nb.put("port", "p0", 1, topic="t")
+    nb.flush(timeout_s=WAIT_S)
+    inner, writer = getattr(AfterCommitPublisher, step), threading.get_ident()
+
+    def interrupted(*arguments: object) -> object:
+        result = inner(*arguments)
+        if threading.get_ident() == writer:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AfterCommitPublisher, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            nb.put("port", "p1", 1, topic="t")
+    nb.put("port", "p2", 1, topic="t")
+    nb.flush(timeout_s=WAIT_S)
+    counters = nb.statistics().handover
+    assert counters.committed == counters.confirmed + counters.left
 
 
 def test_many_threads_publish_everything_once(nb: NbApi, publications: Publications) -> None:

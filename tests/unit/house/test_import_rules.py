@@ -69,6 +69,8 @@ LAYERS = {
     # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
     "tests.unit.drivers.etcd": Layer((*_CONTRACTS, "tests", "drivers.db"), denied=()),
     "tests.unit.drivers.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
+    "tests.unit.drivers.postgres": Layer((*_CONTRACTS, "tests", "drivers.db.postgres"), denied=()),
+    "tests.unit.drivers.sqlite": Layer((*_CONTRACTS, "tests", "drivers.sqlite_common"), denied=()),
     "tests.unit.drivers.zenoh": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zenoh"), denied=()),
     "tests.unit.drivers.zmq": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zmq"), denied=()),
     # How a driver looks at its files cannot be seen from outside: the test stops its clock.

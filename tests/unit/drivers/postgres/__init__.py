@@ -1,0 +1,1 @@
+"""The parts of the ZeroMQ driver that need no libzmq."""
