@@ -34,7 +34,7 @@ def fill_in(args: argparse.Namespace) -> None:
     missing = [name for name in VARIABLES if hasattr(args, name) and not getattr(args, name)]
     if not hasattr(args, "context") or not missing:
         return
-    name, context = _context(args)
+    name, context = _context(args, is_needed=not _is_said(args))
     used = {}
     for argument in missing:
         said = None if args.context else os.environ.get(VARIABLES[argument])
@@ -53,11 +53,24 @@ def fill_in(args: argparse.Namespace) -> None:
             output.note(f"heliograph {args.command}: {described({'config_file': args.config_file})}")
 
 
-def _context(args: argparse.Namespace) -> tuple[str, Context]:
+def _is_said(args: argparse.Namespace) -> bool:
+    """Whether an option or a variable names something, and no context is asked for."""
+    return not args.context and any(
+        getattr(args, argument, None) or (hasattr(args, argument) and os.environ.get(variable))
+        for argument, variable in VARIABLES.items()
+    )
+
+
+def _context(args: argparse.Namespace, *, is_needed: bool) -> tuple[str, Context]:
+    """Raises WrongUsage.  A file that cannot be read is only told of when the command can do without it."""
     try:
         known = ContextFile().read()
     except (OSError, ValueError) as error:
-        raise parsing.WrongUsage("heliograph context", f"{ContextFile().path} cannot be read: {error}") from error
+        problem = f"{ContextFile().path} cannot be read: {error}"
+        if is_needed:
+            raise parsing.WrongUsage("heliograph context", problem) from error
+        output.note(f"heliograph {args.command}: no context is used: {problem}")
+        return "", {}
     name = args.context or known.current
     if not name:
         return "", {}

@@ -86,6 +86,8 @@ DELTA_PORTION = 1000
 """Changes that are read at a time."""
 SLOT_WAIT_MAX_S = 300.0
 """A cache that got no slot for this long reads without one, which is counted: late is worse than together."""
+FEED_PATIENCE_S = 5.0
+"""A copy that follows the feed and could not read it for this long does not count as complete."""
 SOURCE_REPAIRS_MAX = 1000
 """Objects that the source has not, or not new enough, and that are read from the database one by one.  When there are
 more, reading all objects is faster."""

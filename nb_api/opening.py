@@ -29,7 +29,8 @@ def settle(
             raise UsageError("give conf, or bus and config_files: a conf says itself what they say")
         return url, conf
     log = None
-    if url is bus is config_files is None:
+    is_from_around = url is bus is config_files is None
+    if is_from_around:
         found = opening.surroundings()
         url, bus, log, config_files = found.db, found.bus, found.log, found.config_files
     # One file instead of a list is refused by who reads them.
@@ -39,12 +40,22 @@ def settle(
         _publish(conf)
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     if url is None and not files and opening.is_default(conf, "url", config.GROUP):
-        raise NoDatabase(
-            f'nothing names a database: give NbApi.open a URL, as in NbApi.open("sqlite:///path/file.db"), or set '
-            f"{opening.DB}, or name a configuration file by config_files or {opening.CONFIG}; there is no "
-            f"{opening.SYSTEM_FILE}"
-        )
+        raise NoDatabase(_unnamed(is_from_around))
     return url, conf
+
+
+def _unnamed(is_from_around: bool) -> str:
+    """What to do about it.  Says only of places that were looked at that nothing is there."""
+    give = 'give NbApi.open a URL, as in NbApi.open("sqlite:///path/file.db")'
+    if is_from_around:
+        return (
+            f"nothing names a database: {give}, or set {opening.DB}, or name a configuration file by config_files or "
+            f"{opening.CONFIG}; there is no {opening.SYSTEM_FILE}"
+        )
+    return (
+        f"no argument names a database: {give}, or a configuration file by config_files; with arguments only these "
+        f"count, and {opening.DB}, {opening.CONFIG} and {opening.SYSTEM_FILE} are not looked at"
+    )
 
 
 def _publish(conf: cfg.ConfigOpts) -> None:

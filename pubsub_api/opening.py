@@ -15,10 +15,13 @@ from collections.abc import Iterable, Mapping
 from oslo_config import cfg
 
 from pubsub_api import config, loading
+from pubsub_api.runtime.plugins import Plugins, split_url
 
 SYSTEM_FILE = pathlib.Path("/etc/heliograph/heliograph.conf")
 """Read when neither the program nor the environment names another."""
 DB, BUS, LOG, CONFIG = "HELIOGRAPH_DB", "HELIOGRAPH_BUS", "HELIOGRAPH_LOG", "HELIOGRAPH_CONFIG"
+
+_LOG_DRIVERS = Plugins("heliograph.log_driver", object, "log driver")
 
 Files = Iterable[str | os.PathLike[str]]
 
@@ -45,12 +48,16 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
 def conf_of(*, bus: str | None = None, log: str | None = None, config_files: Files = ()) -> cfg.ConfigOpts:
     """A new ``conf``: the files, and above them the URLs.
 
-    Raises InvalidConfig, UsageError, and what loading the driver of ``bus`` raises.
+    The driver of ``log`` is looked for and not imported.  Raises InvalidConfig, UsageError, DriverNotFound, and what
+    loading the driver of ``bus`` raises.
     """
     conf = config.new_conf(config_files)
     if bus is not None:
         loading.configure_from_url(conf, bus)
     if log is not None:
+        parts = split_url(log, what="log driver", example="sqlite:///path/log.db", has_hosts=True)
+        if not conf.config_file:  # which may name the driver
+            _LOG_DRIVERS.find(parts.scheme)
         conf.register_opts([config.LOG_URL], group=config.LOG_GROUP)
         conf.set_override(config.LOG_URL.name, log, group=config.LOG_GROUP)
     return conf

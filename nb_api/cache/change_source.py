@@ -7,6 +7,7 @@ database itself.  Which source is used is the configuration's business; what the
 from __future__ import annotations
 
 import abc
+import logging
 import random
 import threading
 import time
@@ -17,9 +18,13 @@ from nb_api.coordination.discovery import Directory
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import RevisionGone, RevisionUnknown
 from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
+from pubsub_api.runtime.plugins import without_password
+
+LOG = logging.getLogger(__name__)
 
 NO_BUS = "the bus is away"
 PART_AWAY = "a publisher cannot be reached"
+NO_FEED = "the database could not be read"
 REFUSED = "frames were refused that may have told of changes"
 FEED_WAIT_S = 0.2
 """How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
@@ -35,6 +40,9 @@ class ChangeListener(Protocol):
     @property
     def position(self) -> int:
         """Up to which revision everything is reflected."""
+
+    def is_read(self) -> bool:
+        """Everything was read from the database that had to be."""
 
     def on_events(self, events: Sequence[Event]) -> None: ...
 
@@ -95,13 +103,19 @@ class ChangeSource(abc.ABC):
 
 
 class FeedSource(ChangeSource):
-    """The database's feed.  It is in order and complete, so all that can go wrong is that it does not reach back."""
+    """The database's feed.  It is in order and complete, so all that can go wrong is that it does not reach back, or
+    that the database is away.  A copy that could not look for changes for a while does not pass for complete: it asks
+    for them, and what is asked for and not read yet is what makes it incomplete.
+    """
 
-    def __init__(self, db: DbApi, listener: ChangeListener, *, portion: int) -> None:
+    def __init__(self, db: DbApi, listener: ChangeListener, *, portion: int, patience_s: float) -> None:
+        """``patience_s``: when the feed could not be read for so long, by more than one attempt, a delta is needed."""
         super().__init__()
         self._db = db
         self._listener = listener
         self._portion = portion
+        self._patience_s = patience_s
+        self._unread_since: float | None = None
 
     def start(self, topics: Sequence[str]) -> None:  # noqa: ARG002  the feed has all of them
         self._listener.need_snapshot("initial", is_awaited=True)
@@ -113,20 +127,52 @@ class FeedSource(ChangeSource):
         """The feed has everything anyway."""
 
     def wait(self, timeout_s: float) -> None:
-        if not self._listener.is_loaded:
+        is_left_to_task = self._unread_since is not None and not self._listener.is_read()
+        if not self._listener.is_loaded or is_left_to_task:  # what was asked for finds out when the database is back
             self.sleep(timeout_s)
             return
         deadline = time.monotonic() + timeout_s
         position = self._listener.position
         while not self._awake.is_set() and (rest_s := deadline - time.monotonic()) > 0:
             try:
-                if self._db.wait(position, timeout_s=min(rest_s, FEED_WAIT_S)):
-                    self._listener.on_feed(self._db.changes(position, limit=self._portion))
-                    return
+                changes = self._read(position, min(rest_s, FEED_WAIT_S))
             except RevisionGone as error:
                 self._listener.need_snapshot(str(error), is_replacing=isinstance(error, RevisionUnknown))
                 return
+            if changes is not None:
+                self._listener.on_feed(changes)
+                return
         self._awake.clear()
+
+    def _read(self, position: int, timeout_s: float) -> list[Change] | None:
+        """None: there was no change in that time.  Raises RevisionGone, DbUnavailable."""
+        began = time.monotonic()
+        try:
+            is_news = self._db.wait(position, timeout_s=timeout_s)
+            changes = self._db.changes(position, limit=self._portion) if is_news else None
+        except RevisionGone:
+            self._unread_since = None
+            raise
+        except Exception:
+            self._failed(began)
+            raise
+        self._unread_since = None
+        return changes
+
+    def _failed(self, began: float) -> None:
+        """An attempt that began then has failed.  One alone says little: a server may start again in a moment."""
+        now = time.monotonic()
+        if self._unread_since is None:
+            self._unread_since = began
+        elif now - self._unread_since > self._patience_s:
+            LOG.warning(
+                "LocalCache: the changes of %s could not be read for %.1f s, since %s. The copy does not count as "
+                "complete until they are.",
+                without_password(self._db.url.geturl()), now - self._unread_since,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - (now - self._unread_since))),
+            )  # fmt: skip
+            self._unread_since = now  # a delta that succeeds meanwhile makes the copy complete: then it begins anew
+            self._listener.need_delta(NO_FEED)
 
     def close(self) -> None:
         self.wake()

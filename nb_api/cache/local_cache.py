@@ -91,7 +91,7 @@ class LocalCache(Closeable):
         self._first = self._subscriptions.add(on_changes)
         self._requests = SyncRequests(nb.conf)
         self._versions = VersionWaits(
-            self._core, self._requests.changed, self.need_delta, is_read=self._is_read, check=self._check_usable
+            self._core, self._requests.changed, self.need_delta, is_read=self.is_read, check=self._check_usable
         )
         self._is_closed = self._is_inherited = False
         if not isinstance(resync_source, SnapshotSource):
@@ -103,7 +103,7 @@ class LocalCache(Closeable):
         if nb.session is not None:
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
-            self._source = FeedSource(nb.db, self, portion=DELTA_PORTION)
+            self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
         forking.register(self)
         self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(filters)
@@ -249,7 +249,7 @@ class LocalCache(Closeable):
             return True
         return (self._requests.is_read() or self._requests.is_stood_in_for()) and not self._source.is_joining
 
-    def _is_read(self) -> bool:
+    def is_read(self) -> bool:
         """Everything was read from the database that had to be."""
         return self._requests.is_read() and not self._source.is_joining
 

@@ -7,6 +7,7 @@ the label ``kind``.  One name is one family, with one explanation, whatever numb
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -135,4 +136,6 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    if not isinstance(value, int) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)

@@ -197,7 +197,10 @@ HELP: dict[str, dict[str, str]] = {
         "objects": "Of a local cache: objects in the copy.",
         "tombstones": "Of a local cache: deleted objects that are remembered.",
         "position": "Of a local cache: the copy holds everything up to this revision, and much after it.",
-        "is_synced": "Of a local cache: the copy is complete: no resync is waiting.",
+        "is_synced": (
+            "Of a local cache: the copy is complete: no resync is waiting, and the feed, if it is followed, can "
+            "be read."
+        ),
         "is_provisional": "Of a local cache: the database cannot be reached, and the resync source stands in for it.",
         "news.created": "Of a local cache: objects that were new.",
         "news.updated": "Of a local cache: objects that got a newer version.",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pubsub_api.core.errors import Closed
@@ -106,12 +107,15 @@ class ProcessReport:
             sources = list(self._sources.items())
         for number, read in sources:
             try:
-                yield from list(read())
+                readings = list(read())
+                gather(readings)  # what cannot be told fails here, where it is known whose it is
             except Closed:
                 self._forget(number)
             except Exception as error:  # noqa: BLE001  one that cannot tell must not silence the others
                 self._source_failures += 1
                 self._log("Something of this process cannot tell its numbers: %s: %s", type(error).__name__, error)
+            else:
+                yield from readings
         own = {
             "start_time_seconds": self._started,
             "is_ready": not self.problems(),
@@ -154,6 +158,11 @@ class ProcessReport:
 
 
 def _plain(statistics: object) -> Any:
+    """As JSON has it, which has no number that is not finite: such a one is None."""
     if dataclasses.is_dataclass(statistics) and not isinstance(statistics, type):
-        return dataclasses.asdict(statistics)
-    return statistics
+        statistics = dataclasses.asdict(statistics)
+    if isinstance(statistics, Mapping):
+        return {name: _plain(value) for name, value in statistics.items()}
+    if isinstance(statistics, list | tuple):
+        return [_plain(value) for value in statistics]
+    return None if isinstance(statistics, float) and not math.isfinite(statistics) else statistics

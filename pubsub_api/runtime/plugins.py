@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from oslo_config import cfg
 from stevedore.named import NamedExtensionManager
 
-from pubsub_api.errors import DriverDependencyMissing, DriverError, DriverNotFound, InvalidConfig
+from pubsub_api.errors import DriverDependencyMissing, DriverError, DriverNotFound, InvalidConfig, UsageError
 
 Base = TypeVar("Base")
 
@@ -36,17 +36,23 @@ class Plugins(Generic[Base]):
         manager: NamedExtensionManager[Any] = NamedExtensionManager(self._namespace, names=[])
         return manager.list_entry_points()
 
+    def find(self, name: str) -> Sequence[importlib.metadata.EntryPoint]:
+        """What is installed under ``name``, one at least.  Imports nothing.  Raises DriverNotFound with the names that
+        exist."""
+        entries = self.entry_points()
+        found = [entry for entry in entries if entry.name == name]
+        if not found:
+            names = ", ".join(sorted({entry.name for entry in entries})) or "none"
+            raise DriverNotFound(f"no {self._what} is installed under the name {name!r}; available: {names}")
+        return found
+
     def load(self, name: str) -> type[Base]:
         """The class installed under ``name``.  Imports its module and the library behind it.
 
         Raises DriverNotFound with the names that exist, DriverDependencyMissing with the pip extra when the library is
         missing or cannot be imported, and DriverError when the driver itself is broken.
         """
-        entries = self.entry_points()
-        found = [entry for entry in entries if entry.name == name]
-        if not found:
-            names = ", ".join(sorted({entry.name for entry in entries})) or "none"
-            raise DriverNotFound(f"no {self._what} is installed under the name {name!r}; available: {names}")
+        found = self.find(name)
         if len(found) > 1:
             targets = " and ".join(sorted(entry.value for entry in found))
             raise DriverError(
@@ -107,7 +113,10 @@ def register_options(conf: cfg.ConfigOpts, driver_class: type[Any], options: Map
 
 def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> SplitResult:
     """The parts of a URL whose scheme names a driver.  ``has_hosts``: several may be listed, divided by commas; then
-    ``port`` is not one number, and the driver reads them.  Raises InvalidConfig, without showing a password."""
+    ``port`` is not one number, and the driver reads them.  Raises InvalidConfig, without showing a password, and
+    UsageError for what is no string."""
+    if not isinstance(url, str):
+        raise UsageError(f"a URL is a string, as {example!r} is, not {type(url).__name__}")
     shown = without_password(url)
     try:
         parts = urlsplit(url)

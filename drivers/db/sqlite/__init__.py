@@ -91,7 +91,13 @@ class SqliteDb(DbApi):
         self._age = OutboxAge()
 
     def exists(self) -> bool:
-        return self._path.exists()
+        """An empty file is none: it has no schema, which `initialize` would write."""
+        try:
+            return self._path.stat().st_size > 0
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise DbUnavailable(f"{self._what} cannot be looked at: {error}") from error
 
     def initialize(self) -> None:
         make_file(self._path)

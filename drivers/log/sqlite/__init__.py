@@ -78,7 +78,9 @@ class SqliteLog(SegmentedLog):
         )
 
     def exists(self) -> bool:
-        return self._store.path.exists()
+        """An empty file is none: what makes it a log would be written into it."""
+        path = self._store.path
+        return path.exists() and path.stat().st_size > 0
 
     def connect(self) -> None:
         store = self._store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,22 @@ def test_nothing_names_a_database(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(opening.BUS, memory_bus())
     with pytest.raises(NoDatabase):
         NbApi.open()
+
+
+def test_with_arguments_the_environment_is_not_recommended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(opening.DB, sqlite_url(tmp_path))
+    with pytest.raises(NoDatabase, match="with arguments only these count") as raised:
+        NbApi.open(bus=memory_bus())
+    assert "set HELIOGRAPH_DB" not in str(raised.value)
+    assert "there is no" not in str(raised.value)
+
+
+@pytest.mark.parametrize("arguments", [{"url": 5}, {"url": "sqlite:///x.db", "bus": 5}])
+def test_a_url_is_a_string(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="a URL is a string"):
+        NbApi.open(**arguments)
 
 
 def test_the_environment_names_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,3 +171,38 @@ def test_bash_completes(tmp_path: pathlib.Path, capsys: Captured) -> None:
     )
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout == "set snapshot\n"
+
+
+def test_a_broken_file_of_contexts_stops_only_who_needs_it(
+    db_url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, config_home: pathlib.Path
+) -> None:
+    file = config_home / "heliograph" / "contexts.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{")
+    assert main.main(["db", "list", "--db", db_url]) == exits.OK
+    out, err = capsys.readouterr()
+    assert out == "port 1\n"
+    assert f"no context is used: {file} cannot be read" in err
+    assert main.main(["db", "list", "--db", db_url, "--context", "prod"]) == exits.USAGE
+    assert main.main(["db", "list"]) == exits.USAGE
+    assert str(file) in capsys.readouterr().err
+    monkeypatch.setenv("HELIOGRAPH_DB", db_url)
+    assert main.main(["db", "list"]) == exits.OK
+
+
+def test_an_empty_file_is_no_database_and_stays_empty(tmp_path: pathlib.Path, capsys: Captured) -> None:
+    file = tmp_path / "empty.db"
+    file.touch()
+    assert main.main(["db", "list", "--db", f"sqlite://{file}"]) == exits.USAGE
+    assert "there is no database" in capsys.readouterr().err
+    assert file.stat().st_size == 0
+    assert main.main(["db", "create", "port", "p1", "1", "--topic", "t", "--db", f"sqlite://{file}"]) == exits.OK
+    assert main.main(["db", "list", "--db", f"sqlite://{file}"]) == exits.OK
+
+
+def test_an_empty_file_is_no_log_and_stays_empty(tmp_path: pathlib.Path, capsys: Captured) -> None:
+    file = tmp_path / "empty.db"
+    file.touch()
+    assert main.main(["log", "info", "--log", f"sqlite://{file}"]) == exits.USAGE
+    assert "there is no log" in capsys.readouterr().err
+    assert file.stat().st_size == 0

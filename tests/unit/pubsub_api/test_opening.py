@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from oslo_config import cfg
@@ -12,7 +13,7 @@ from oslo_config import cfg
 import pubsub_api
 from durable_log import config as log_config
 from pubsub_api import aio, opening
-from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.errors import DriverNotFound, InvalidConfig, UsageError
 
 FILE = "[pubsub]\npub_sub_driver = {driver}\nmax_idle_time = {idle}\n"
 
@@ -130,3 +131,14 @@ def test_the_same_for_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(opening.BUS, "memory://around")
     assert aio.open().blocking.conf.memory.name == "around"
     assert log_url(aio.open("memory://mine", log="sqlite:///mine/log.db").blocking.conf) == "sqlite:///mine/log.db"
+
+
+@pytest.mark.parametrize("arguments", [{"url": 5}, {"url": "memory://x", "log": 5}])
+def test_a_url_is_a_string(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="a URL is a string"):
+        pubsub_api.open(**arguments)
+
+
+def test_a_log_that_no_driver_knows_is_refused_at_once() -> None:
+    with pytest.raises(DriverNotFound, match="'nosuch'.*available: .*sqlite"):
+        pubsub_api.open("memory://x", log="nosuch://there")

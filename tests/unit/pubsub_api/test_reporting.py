@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pathlib
 import socket
 import urllib.error
@@ -103,6 +104,33 @@ def test_who_is_closed_is_forgotten_and_who_fails_is_counted(endpoint: reporting
     assert scraped.value("heliograph_mine_is_open", number="2", name="") == 1
     assert scraped.value("heliograph_mine_by_kind_total", number="2", name="", kind="b") == 2
     assert scraped.value("heliograph_process_source_failures_total", name="me", role="program") == 1
+
+
+@pytest.mark.parametrize("told", [5, None, {"things": 1}.items()])
+def test_a_source_that_tells_no_numbers_silences_no_other(endpoint: reporting.Endpoint, told: object) -> None:
+    endpoint.report.add("mine", lambda: told)
+    endpoint.report.add("mine", lambda: {"things": 3})
+    status, text = ask(endpoint, "/metrics")
+    scraped = scraping.check(text)
+    assert status == 200
+    assert scraped.value("heliograph_mine_things_total", number="1", name="") == 3
+    assert scraped.value("heliograph_process_source_failures_total", name="me", role="program") == 1
+    assert [one["labels"]["number"] for one in json.loads(ask(endpoint, "/status")[1])["objects"]] == ["1"]
+
+
+def test_a_number_that_is_not_finite_is_null_in_json(endpoint: reporting.Endpoint) -> None:
+    numbers = {"rate": math.nan, "is_high": math.inf, "by_kind": {"a": -math.inf, "b": 1.5}}
+    endpoint.report.add("mine", lambda: numbers)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    status = json.loads(ask(endpoint, "/status")[1], parse_constant=refuse)
+    assert status["objects"][0]["statistics"] == {"rate": None, "is_high": None, "by_kind": {"a": None, "b": 1.5}}
+    metrics_status, text = ask(endpoint, "/metrics")
+    assert metrics_status == 200
+    assert 'heliograph_mine_is_high{number="0",name=""} +Inf' in text
+    assert 'heliograph_mine_rate_total{number="0",name=""} NaN' in text
 
 
 def test_health_readiness_and_status(endpoint: reporting.Endpoint) -> None:
