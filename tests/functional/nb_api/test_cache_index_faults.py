@@ -106,7 +106,7 @@ def test_a_consumer_of_tables_that_are_not_followed_is_refused(nb: NbApi) -> Non
             with pytest.raises(UsageError):
                 cache.subscribe(tables=tables)
         with pytest.raises(UsageError):
-            Controller(cache, lambda request: None, tables=["prot"])
+            Controller(cache, lambda _: None, tables=["prot"])
         assert cache.statistics().subscriptions == 1
         cache.subscribe(tables=iter(["port"])).close()
     with LocalCache(nb) as cache:
