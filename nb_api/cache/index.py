@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from nb_api.cache.turn import Turn
 from nb_api.core.cache import CacheCore
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import CachedObject
@@ -23,19 +23,23 @@ class Index:
 
     Every method may be called from any thread, and from callbacks.  An index changes together with the copy: it never
     names an object that the copy does not hold, and what it gives is of one moment.  A look-up waits only while a batch
-    of changes is being applied, never for a callback or the database.
+    of changes is being applied, never for a callback or the database.  Raises Closed with a closed cache, and Forked
+    in a forked child, as the cache does.
     """
 
-    def __init__(self, data: IndexData, core: CacheCore, moment: AbstractContextManager[object]) -> None:
+    def __init__(self, data: IndexData, core: CacheCore, moment: Turn, check: Callable[[], None]) -> None:
+        """``check`` raises when the cache cannot be read any more."""
         self._data = data
         self._core = core
         self._moment = moment
+        self._check = check
 
     def __repr__(self) -> str:
-        return f"<Index {self.name!r} of {self.table!r}: {len(self)} values>"
+        return f"<Index {self.name!r} of {self.table!r}: {len(self._data.holders)} values>"
 
     def __len__(self) -> int:
         """How many different values there are."""
+        self._check()
         return len(self._data.holders)
 
     @property
@@ -48,15 +52,18 @@ class Index:
 
     @property
     def failed(self) -> list[str]:
-        """Keys of the objects that are not in the index because the function raised, or gave what cannot be a key.
+        """Keys of the objects that are not in the index because the function raised, or gave what cannot be a key, or
+        has no place in the order.
 
         Each is tried again with the next version of the object.
         """
+        self._check()
         with self._moment:
             return sorted(self._data.failed)
 
     def get(self, value: Hashable) -> list[DbObject]:
         """The objects with this value, by key."""
+        self._check()
         with self._moment:
             found = self._core.entries(self.table, sorted(self._data.keys(value)))
         return self._named(found)
@@ -69,6 +76,7 @@ class Index:
         """
         if not self._data.is_unique:
             raise UsageError(f"index {self.name!r} is not unique: use get, or make it with unique=True")
+        self._check()
         with self._moment:
             found = self._core.entries(self.table, self._data.keys(value))
         if not found:
@@ -78,11 +86,13 @@ class Index:
 
     def keys(self, value: Hashable) -> list[str]:
         """Keys of the objects with this value, sorted."""
+        self._check()
         with self._moment:
             return sorted(self._data.keys(value))
 
     def values(self) -> list[Any]:
         """All values that objects have; sorted when the index is."""
+        self._check()
         with self._moment:
             return list(self._data.holders if self._data.order is None else self._data.order.between(None, None))
 
@@ -92,9 +102,10 @@ class Index:
         Raises UsageError when the index is not sorted, TypeError when a bound cannot be compared with its values.
         """
         data = self._data
-        if data.order is None:
-            raise UsageError(f"index {self.name!r} is not sorted: make it with sorted=True")
+        self._check()
         with self._moment:
+            if data.order is None:
+                raise UsageError(f"index {self.name!r} is not sorted: make it with sorted=True")
             keys = [key for value in data.order.between(low, high) for key in sorted(data.keys(value))]
             found = self._core.entries(self.table, keys)
         return self._named(found)
@@ -107,11 +118,14 @@ class Index:
 class CacheIndexes:
     """The indexes of a cache, by name."""
 
-    def __init__(self, core: CacheCore) -> None:
-        self.moment = threading.RLock()
+    def __init__(self, core: CacheCore, tables: Sequence[str] | None, check: Callable[[], None]) -> None:
+        """``check`` raises when the cache cannot be used any more."""
+        self.moment = Turn(check)
         """Held while the copy changes, indexes included, and while an index is read.  Short, and no callback runs
         meanwhile but index functions, which may read the cache."""
         self._core = core
+        self._tables = tables
+        self._check = check
         self._indexes: dict[str, Index] = {}
         self._data: list[IndexData] = []
         self._log = SeldomLog(LOG, level=logging.ERROR)
@@ -124,11 +138,17 @@ class CacheIndexes:
             raise UsageError(f"there is no index {name!r}; there are {sorted(self._indexes)}") from None
 
     def add(
-        self, name: str, table: str, function: IndexFunction, *, unique: bool, multiple: bool, is_sorted: bool
+        self, name: str, table: str | None, function: IndexFunction, *, unique: bool, multiple: bool, is_sorted: bool
     ) -> Index:
-        """Called in turn.  Raises UsageError."""
-        if not self._core.is_followed(table):
-            raise UsageError(f"table {table!r} is not followed by this cache")
+        """Called in turn.  ``table`` may be None when there is one.  Raises UsageError."""
+        self.check_not_indexing()
+        if table is None:
+            if self._tables is None or len(self._tables) != 1:
+                raise UsageError(f"say which table index {name!r} is of: the cache has not exactly one")
+            (table,) = self._tables
+        self._core.check_followed([table])
+        if not callable(function):
+            raise UsageError(f"index {name!r} is made of a function, not of {function!r}")
         with self.moment:
             if name in self._indexes:
                 raise UsageError(f"there is an index {name!r} already, of table {self._indexes[name].table!r}")
@@ -138,14 +158,21 @@ class CacheIndexes:
             )  # fmt: skip
             self._core.add_index(data)
             self._data.append(data)
-            self._indexes[name] = Index(data, self._core, self.moment)
+            self._indexes[name] = Index(data, self._core, self.moment, self._check)
             return self._indexes[name]
 
     def _on_error(self, index: IndexData, key: str, error: BaseException) -> None:
         self._log("LocalCache: the function of index %r failed for %s %r, which is not in the index: %r",
                   index.name, index.table, key, error)  # fmt: skip
-        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+        if isinstance(error, Exception) or index.name in self._indexes:
+            return  # once it is built: the copy has changed, and that is told before anything else happens
+        if threading.current_thread() is threading.main_thread():
             raise error  # the user's own thread, in which such an exception means more than that it was raised
+
+    def check_not_indexing(self) -> None:
+        """Raises UsageError in an index function: the copy is being changed, and nothing else may change with it."""
+        if self.moment.is_mine:
+            raise UsageError("an index function reads the cache and does not change it")
 
     @property
     def errors(self) -> int:

@@ -86,7 +86,7 @@ class LocalCache(Closeable):
         self._core = CacheCore(tables, filters, tombstones_max=notify_config.TOMBSTONES_MAX, where=where)
         self._turn = Turn(self._check_usable)
         """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
-        self._indexes = CacheIndexes(self._core)
+        self._indexes = CacheIndexes(self._core, self._tables, self._check_usable)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
         self._first = self._subscriptions.add(on_changes)
         self._requests = SyncRequests(nb.conf)
@@ -144,10 +144,10 @@ class LocalCache(Closeable):
         `Created`, of each once, then of every change.  A `Resynced` says when the copy is complete.
 
         ``on_changes`` is called as that of the cache, by its threads; without it, iterate over `Subscription.changes`.
-        Callbacks are called one after another: one that takes long delays the others, an iterator does not.
+        Callbacks are called in a row: one that takes long delays the others, an iterator does not.  Raises UsageError.
         """
-        self._check_usable()
-        wanted = None if tables is None else frozenset(tables)
+        self._check_changeable()
+        wanted = self.check_tables(tables)
         with self._turn:
             subscription = self._subscriptions.add(on_changes, wanted)
             subscription.begin(
@@ -160,6 +160,10 @@ class LocalCache(Closeable):
         return subscription
 
     # -- indexes
+
+    def check_tables(self, tables: Iterable[str] | None) -> frozenset[str] | None:
+        """What a consumer of these tables is told of.  Raises UsageError unless the cache follows them; None: all."""
+        return None if tables is None else self._core.check_followed(tables)
 
     def index(
         self,
@@ -178,17 +182,13 @@ class LocalCache(Closeable):
         values, each of which finds the object.  ``unique``: a value belongs to one object, see `Index.one`.
         ``sorted``: `Index.range` works.  ``table`` may be left out when the cache has one.
 
-        A function that raises, or gives what cannot be a key of a dict, is counted in ``index_errors`` and logged; the
-        object is in the copy and not in this index.  Blocks while the objects that are there are indexed.  Raises
-        UsageError.
+        A function that raises, or gives what cannot be a key of a dict or be sorted, is counted in ``index_errors`` and
+        logged; the object is in the copy and not in this index.  Blocks while the objects that are there are indexed.
+        Raises UsageError, also in an index function.
         """
         self._check_usable()
         if function is None:
             return self._indexes.get(name)
-        if table is None:
-            if self._tables is None or len(self._tables) != 1:
-                raise UsageError(f"say which table index {name!r} is of: the cache has not exactly one")
-            (table,) = self._tables
         with self._turn:
             return self._indexes.add(name, table, function, unique=unique, multiple=multiple, is_sorted=sorted)
 
@@ -206,8 +206,7 @@ class LocalCache(Closeable):
         """
         self._check_waiting()
         check_revision(version, "version")
-        if not self._core.is_followed(table):
-            raise UsageError(f"table {table!r} is not followed by this cache")
+        self._core.check_followed([table])
         core, what = self._core, f"version {version} of {table} {key!r}"
         if not core.reflects(table, key, version) and len(core.filters):
             is_there = functools.partial(core.reflects, table, key, version)
@@ -262,16 +261,15 @@ class LocalCache(Closeable):
 
     def add_topic(self, topic_filter: str) -> bool:
         """Follow a further filter; True when it is new.  `wait_synced` waits for its objects.  Raises InvalidTopic."""
-        self._check_usable()
+        self._check_changeable()
         with self._turn:
-            is_new = self._core.add_topic(topic_filter)
-            if is_new:
+            if is_new := self._core.add_topic(topic_filter):
                 self._source.add_topic(topic_filter)
         return is_new
 
     def remove_topic(self, topic_filter: str) -> bool:
         """Stop following a filter and drop what no other one selects; True when it was there."""
-        self._check_usable()
+        self._check_changeable()
         with self._turn:
             if topic_filter not in self._core.filters:
                 return False
@@ -491,6 +489,10 @@ class LocalCache(Closeable):
             raise Closed("the local cache is closed")
         if self._is_inherited:
             raise Forked("a local cache does not live on in a forked child: make a new one there")
+
+    def _check_changeable(self) -> None:
+        self._check_usable()
+        self._indexes.check_not_indexing()
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._thread, self._source, self._turn, self._requests, self._resync_source))

@@ -11,6 +11,7 @@ from nb_api.core.indexes import IndexData, TableIndexes
 from nb_api.core.own_tables import is_own
 from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
+from pubsub_api.errors import UsageError
 
 _TOPICS_KNOWN_MAX = 100_000
 
@@ -70,12 +71,22 @@ class HeldObjects:
     def is_followed(self, table: str) -> bool:
         return not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
 
+    def check_followed(self, tables: Iterable[str]) -> frozenset[str]:
+        """The tables as a set.  Raises UsageError unless each of them is followed, or may come to be there."""
+        if isinstance(tables, str) or not isinstance(tables, Iterable):
+            raise UsageError(f"tables are several names, not {tables!r}")
+        names = list(tables)
+        for table in names:
+            if not isinstance(table, str) or not self.is_followed(table):
+                raise UsageError(f"table {table!r} is not followed by this cache")
+        return frozenset(names)
+
     def where_of(self, table: str) -> FieldValues:
         """What the objects of a table must have to be selected; empty when all are."""
         return self._where_of.get(table, self._where)
 
     def add_index(self, index: IndexData) -> None:
-        indexes = self.indexes.get(index.table) or TableIndexes(index.table)
+        indexes = self.indexes.get(index.table) or TableIndexes()
         indexes.add(index, self.tables.get(index.table, {}))
         self.indexes[index.table] = indexes
 

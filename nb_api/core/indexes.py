@@ -6,8 +6,12 @@ An index function is called once for each version of an object that is held, nev
 values that it gave are kept beside the object, and taken away by these.  So a function whose answer changes with time
 leaves no traces, and most updates, which change no indexed field, cost a comparison.
 
-A function that raises, or whose value cannot be a key of a dict, does no harm to anything but itself: the object is in
-the copy and in the other indexes.  It is tried again with the next version of the object.
+A function that raises, or whose value cannot be a key of a dict or has no place in the order, does no harm to anything
+but itself: the object is in the copy and in the other indexes.  It is tried again with the next version of the object.
+
+Values are of types of the program, which may compare and hash as they like, and change.  So taking an object out may
+find that the index does not fit together any more.  Then it is built again of the values that are known: the copy has
+changed, and that has to be told in any case.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ class IndexData:
         is_sorted: bool,
         on_error: Callable[[IndexData, str, BaseException], None],
     ) -> None:
-        """``on_error`` is told of a function that raised, with the key of the object."""
+        """``on_error`` is told what an object is not in the index for, with its key.  It may raise while the index is
+        built, and never later."""
         self.name = name
         self.table = table
         self.function = function
@@ -53,7 +58,7 @@ class IndexData:
         """Value -> the key of the only object that has it, or the keys of several."""
         self.order = SortedValues() if is_sorted else None
         self.failed: set[str] = set()
-        """Objects that are not in the index because the function raised."""
+        """Objects that are not in the index because the function raised, or its value has no place there."""
         self.errors = 0
         self.conflicts = 0
         """How often an object got a value of a unique index that another object had."""
@@ -64,10 +69,10 @@ class IndexData:
         found = self.holders.get(value, ())
         return (found,) if isinstance(found, str) else found
 
-    def place(self, key: str, before: Placed, found: DbObject) -> Placed:
-        """Put an object where it belongs now.  Returns where that is."""
+    def place(self, key: str, before: Placed, entry: CachedObject) -> Placed:
+        """Put an object where it belongs now.  Returns where that is.  Raises nothing but what ``on_error`` raises."""
         try:
-            after = self._values_of(found)
+            after = self._values_of(entry.named(self.table, key))
             if before is not None:
                 if before == after:
                     return before
@@ -75,8 +80,7 @@ class IndexData:
                 before = None
             return self._put_in(key, after)
         except BaseException as error:  # noqa: BLE001  of a function of the program: nothing of it may stop the copy
-            if before is not None:
-                self.take_out(key, before)
+            self.take_out(key, before)
             self._failed(key, error)
             return None
 
@@ -103,8 +107,7 @@ class IndexData:
                 self._hold(key, value)
                 done.append(value)
         except BaseException:
-            for value in done:
-                self._release(key, value)
+            self._release(key, done)
             raise
         return after
 
@@ -125,24 +128,51 @@ class IndexData:
             self.conflicts += 1
 
     def take_out(self, key: str, before: Placed) -> None:
-        if before is None:
-            if self.failed:
-                self.failed.discard(key)
-            return
-        for value in before if self.is_multiple else (before,):
-            self._release(key, value)
+        """An object is not where it was.  Never raises."""
+        if self.failed:
+            self.failed.discard(key)
+        if before is not None:
+            self._release(key, before if self.is_multiple else (before,))
 
-    def _release(self, key: str, value: Hashable) -> None:
+    def _release(self, key: str, values: Iterable[Hashable]) -> None:
+        """Never raises."""
+        try:
+            for value in values:
+                self._release_one(key, value)
+        except BaseException as error:  # noqa: BLE001  of a type of the program, which has changed since
+            self._build_without(key)
+            self.errors += 1
+            self._on_error(self, key, error)
+
+    def _release_one(self, key: str, value: Hashable) -> None:
         """Nothing is left of a value that no object has any more."""
         held = self.holders[value]
         if isinstance(held, str):
+            if held != key:
+                raise LookupError(f"{value!r} has become the value of another object")
             del self.holders[value]
             if self.order is not None:
                 self.order.remove(value)
         else:
-            held.discard(key)
+            held.remove(key)
             if len(held) == 1:
-                self.holders[value] = held.pop()
+                (self.holders[value],) = held
+
+    def _build_without(self, key: str) -> None:
+        """Build the index again of the values that the other objects had."""
+        holders, conflicts = self.holders, self.conflicts
+        self.holders = {}
+        if self.order is not None:
+            self.order = SortedValues()
+        for value, held in holders.items():
+            for other in (held,) if isinstance(held, str) else held:
+                if other == key:
+                    continue
+                try:
+                    self._hold(other, value)
+                except BaseException as error:  # noqa: BLE001  as above
+                    self._failed(other, error)
+        self.conflicts = conflicts
 
     def _failed(self, key: str, error: BaseException) -> None:
         self.errors += 1
@@ -153,10 +183,9 @@ class IndexData:
 class TableIndexes:
     """All indexes of a table.  Not thread-safe."""
 
-    __slots__ = ("_indexes", "_placed", "_table")
+    __slots__ = ("_indexes", "_placed")
 
-    def __init__(self, table: str) -> None:
-        self._table = table
+    def __init__(self) -> None:
         self._indexes: tuple[IndexData, ...] = ()
         self._placed: dict[str, tuple[Placed, ...]] = {}
         """Key -> where the object stands in each index, in their order."""
@@ -166,7 +195,7 @@ class TableIndexes:
 
     def add(self, index: IndexData, entries: dict[str, CachedObject]) -> None:
         """Build an index of what is held.  Nothing was added when its ``on_error`` raises."""
-        found = {key: index.place(key, None, entry.named(self._table, key)) for key, entry in entries.items()}
+        found = {key: index.place(key, None, entry) for key, entry in entries.items()}
         for key, one in found.items():
             self._placed[key] = (*self._placed.get(key, ()), one)
         self._indexes += (index,)
@@ -175,18 +204,11 @@ class TableIndexes:
         """An object is new or has a newer version."""
         before = self._placed.get(key)
         if before is None:
-            self._placed[key] = tuple(
-                [index.place(key, None, entry.named(self._table, key)) for index in self._indexes]
-            )
+            self._placed[key] = tuple([index.place(key, None, entry) for index in self._indexes])
             return
-        after = tuple(
-            [
-                index.place(key, one, entry.named(self._table, key))
-                for index, one in zip(self._indexes, before, strict=True)
-            ]
+        self._placed[key] = tuple(
+            [index.place(key, one, entry) for index, one in zip(self._indexes, before, strict=True)]
         )
-        if after != before:
-            self._placed[key] = after
 
     def remove(self, key: str) -> None:
         """An object is held no longer."""

@@ -394,8 +394,8 @@ def test_an_index_function_that_raises_is_counted_and_logged(world: World, caplo
     index = cache.index("by_net", lambda port: port.value["net"])
     version = world.nb.create("port", "p1", {}, topic="t")
     assert cache.wait_version("port", "p1", version, timeout_s=WAIT_S) is not None
-    assert cache.statistics().index_errors == 1
     assert index.failed == ["p1"]
+    assert cache.statistics().index_errors == 1
     assert "the function of index 'by_net' failed for port 'p1'" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -18,6 +19,7 @@ from nb_api.core.indexes import IndexData
 from nb_api.core.sorted_values import SortedValues
 from nb_api.db_api import Change, DbObject
 from pubsub_api import Event
+from pubsub_api.errors import UsageError
 from tests.helpers.cache_model import FIELDS, TABLES, CacheMachine, held
 
 errors: list[tuple[str, str]] = []
@@ -188,7 +190,9 @@ def test_whatever_a_function_raises_the_change_is_told(core: CacheCore, raised: 
 @pytest.mark.parametrize(
     ("value", "kind"),
     [([], {}), ("text", {"is_multiple": True}), (5, {"is_multiple": True}), ([[]], {"is_multiple": True}),
-     (math.nan, {"is_sorted": True}), (1j, {"is_sorted": True}), ({}, {"is_sorted": True})],
+     (math.nan, {"is_sorted": True}), (1j, {"is_sorted": True}), ({}, {"is_sorted": True}),
+     ((1, (math.nan,)), {"is_sorted": True}), ((None, "k"), {"is_sorted": True}), (frozenset("a"), {"is_sorted": True}),
+     ([1, math.nan], {"is_sorted": True, "is_multiple": True})],
 )  # fmt: skip
 def test_a_value_that_an_index_cannot_hold_is_an_error(core: CacheCore, value: Any, kind: dict[str, bool]) -> None:
     index = make_index("index", lambda _: value, **kind)
@@ -203,6 +207,74 @@ def test_a_value_that_cannot_be_compared_with_the_others_is_an_error(core: Cache
     core.apply([event(1, [3, 1], key="a"), event(2, [2, "text"], key="b")])
     assert (indexed(index), index.failed) == ({1: ["a"], 3: ["a"]}, {"b"})
     assert list(index.order.between(None, None)) == [1, 3]  # type: ignore[union-attr]
+
+
+class Moody:
+    """A value of a program's own type, which compares and hashes as it likes at the moment."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_broken = False
+
+    def _now(self) -> int:
+        if self.is_broken:
+            raise RuntimeError("not now")
+        return self.number
+
+    def __hash__(self) -> int:
+        return hash(self._now())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Moody) and self._now() == other._now()
+
+    def __lt__(self, other: Moody) -> bool:
+        return self._now() < other._now()
+
+
+@pytest.mark.parametrize("kind", [{}, {"is_sorted": True}])
+@pytest.mark.parametrize("spoil", [{"is_broken": True}, {"number": 77}, {"number": 3}])
+def test_values_that_change_keep_no_change_from_being_told(
+    core: CacheCore, kind: dict[str, bool], spoil: dict[str, Any]
+) -> None:
+    values = [Moody(number) for number in range(6)]
+    index = make_index("index", lambda found: values[found.value], **kind)
+    core.add_index(index)
+    core.apply([event(number + 1, number, key=f"k{number}") for number in range(6)])
+    for name, value in spoil.items():
+        setattr(values[1], name, value)
+    told = core.apply(
+        [event(10, action="delete", key="k1"), event(11, 0, key="k2"), event(12, action="delete", key="k3")]
+    )
+    assert [(type(one).__name__, one.key) for one in told] == [("Deleted", "k1"), ("Updated", "k2"), ("Deleted", "k3")]
+    assert index.errors
+    assert indexed(index) == {values[0]: ["k0", "k2"], values[4]: ["k4"], values[5]: ["k5"]}
+    if index.order is not None:
+        assert list(index.order.between(None, None)) == [values[0], values[4], values[5]]
+
+
+def test_values_of_which_none_is_less_are_not_both_in_an_order(core: CacheCore) -> None:
+    """Such a value would be found at one place and looked for at another."""
+
+    class Rank(Moody):
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    ranks = [Rank(1), Rank(1), Rank(0), Rank(2), Rank(0)]
+    index = make_index("index", lambda found: ranks[found.value], is_sorted=True)
+    core.add_index(index)
+    core.apply([event(number + 1, number, key=f"k{number}") for number in range(5)])
+    assert index.failed == {"k1", "k4"}
+    assert list(index.order.between(None, None)) == [ranks[2], ranks[0], ranks[3]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("bound", [math.nan, (1, math.nan), frozenset("a"), 1j])
+def test_a_bound_without_an_order_is_refused(bound: Any) -> None:
+    values = SortedValues()
+    for bounds in ((bound, None), (None, bound)):
+        with pytest.raises(TypeError):
+            list(values.between(*bounds))
 
 
 def test_a_function_whose_answer_changes_leaves_no_traces(core: CacheCore) -> None:
@@ -291,6 +363,38 @@ def test_a_selection_that_passes_much_by_asks_for_a_delta_before_it_forgets() ->
 def test_what_lacks_the_field_is_not_selected(value: Any) -> None:
     core = CacheCore(["port"], ["t"], tombstones_max=100, where={"up": True})
     assert core.apply([event(1, value)]) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "selected", "others"),
+    [(True, [True], [1, 1.0, False, "True"]), (1, [1, 1.0], [True]), (0, [0, 0.0], [False, None]),
+     ([True, {"a": 0}], [[True, {"a": 0}]], [[1, {"a": 0}], [True, {"a": False}]]), ("up", ["up"], [b"up", "UP"]),
+     (None, [None], [0, False, ""])],
+)  # fmt: skip
+def test_what_is_true_is_no_number(wanted: Any, selected: list[Any], others: list[Any]) -> None:
+    core = CacheCore(["port"], ["t"], tombstones_max=100, where={"up": wanted})
+    for number, value in enumerate([*selected, *others]):
+        is_told = bool(core.apply([event(number + 1, {"up": value}, key=f"k{number}")]))
+        assert is_told == (number < len(selected))
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "wanted", [("a", "b"), {"a"}, frozenset(), math.nan, [("a",)], {"a": (1,)}, [math.nan], 1j, object(), 2**70]
+)
+def test_a_selection_that_no_object_can_meet_is_refused(wanted: Any) -> None:
+    with pytest.raises(UsageError):
+        CacheCore(["port"], ["t"], tombstones_max=100, where={"h": wanted})
+    with pytest.raises(UsageError):
+        CacheCore({"port": {"h": wanted}}, ["t"], tombstones_max=100)
+
+
+def test_a_selection_may_be_of_what_equals_its_text() -> None:
+    core = CacheCore(["port"], ["t"], tombstones_max=100, where={"color": Color.RED})
+    assert len(core.apply([event(1, {"color": "red"})])) == 1
 
 
 # -- values in order
