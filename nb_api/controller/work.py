@@ -196,6 +196,8 @@ class Work:
                 if end is None and not is_confirmed and self._has_ends(key.table):
                     self._put_back(key)
                     return None
+                if end is not None:
+                    self._queue.merge(key)  # an end that was told since the key was picked causes no second run
             elif known is not None and known.object.version < found.version:
                 del self._deleted[key]  # the end of a former one: this one may end in another way
         deleted, ending = (None, None) if end is None else (end.object, end.reason)
@@ -218,9 +220,7 @@ class Work:
         """Every end was told that the copy had when these keys were put back: they may run."""
         now = time.monotonic()
         with self.lock:
-            self._confirmed.update(keys)
-            for key in keys:
-                self._queue.resume(key, now)
+            self._confirmed.update([key for key in keys if self._queue.resume(key, now)])
             self._wake(len(keys))
 
     def _asks_to_stop(self, token: int | None = None) -> bool:

@@ -225,11 +225,18 @@ class WorkQueue:
         else:
             self._set_state(entry, _WAITING)
 
-    def resume(self, key: Key, now: float) -> None:
-        """What was put back may run, unless it was wanted meanwhile."""
+    def resume(self, key: Key, now: float) -> bool:
+        """What was put back may run.  False when it was wanted meanwhile, and has begun already."""
         entry = self._entries.get(key)
         if entry is not None and entry.state == _WAITING:
             self._want(entry, now, now)
+        return entry is not None and entry.state in (_WAITING, _READY)
+
+    def merge(self, key: Key) -> None:
+        """The run begins only now, so that it is the one for what was wanted since the key was taken."""
+        entry = self._entries[key]
+        self.counters.merged += entry.again
+        entry.again = False
 
     def _end(self, entry: _Entry, now: float, due: float, *, is_later: bool) -> None:
         asked = entry.due  # by add_after, while it ran

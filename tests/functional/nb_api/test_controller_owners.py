@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,12 @@ from tests.helpers.waiting import WAIT_S, wait_until
 class WithoutText(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
+
+
+@pytest.fixture
+def nb(tmp_path: Path) -> Iterator[NbApi]:
+    with NbApi.open(f"sqlite://{tmp_path}/objects.db") as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)
