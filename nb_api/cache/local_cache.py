@@ -128,6 +128,10 @@ class LocalCache(Closeable):
         """The tables of which objects are held, or were."""
         return sorted(list(self._core.tables))  # noqa: C414  a copy first: others add tables
 
+    def is_followed(self, table: str) -> bool:
+        """Whether this copy has the objects of that table, if there are any."""
+        return self._core.is_followed(table)
+
     def changes(self, *, timeout_s: float | None = None) -> Iterator[CacheChange]:
         """What changed since the cache was made, in order; ends when it is closed, or when nothing came for that long.
 
@@ -216,8 +220,7 @@ class LocalCache(Closeable):
     def wait_revision(self, revision: int, *, timeout_s: float) -> None:
         """Return when the copy has everything up to this revision of the database.
 
-        A copy that follows the bus reads the changes from the database for that: `wait_version` is cheaper.  Raises as
-        `wait_version`.
+        A copy that follows the bus reads the database for that: `wait_version`, which raises the same, is cheaper.
         """
         self._check_waiting()
         check_revision(revision)
@@ -369,9 +372,8 @@ class LocalCache(Closeable):
         """In turn."""
         is_sooner = True
         try:
-            is_sooner = self._subscriptions.pass_on(
-                changes, self._core.position, now, more_follows=self._source.has_more()
-            )
+            more = self._source.has_more()
+            is_sooner = self._subscriptions.pass_on(changes, self._core.position, now, more_follows=more)
         finally:
             if is_sooner:
                 self._source.wake()  # the thread has to come back to it

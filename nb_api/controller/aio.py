@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
+import inspect
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from nb_api.cache.local_cache import LocalCache
-from nb_api.controller.controller import CLOSE_TIMEOUT_S, INTERVAL_MIN_S, check_arguments, put, queue_settings
+from nb_api.controller.controller import (
+    CLOSE_TIMEOUT_S,
+    INTERVAL_MIN_S,
+    check_arguments,
+    owner_map_of,
+    put,
+    queue_settings,
+)
 from nb_api.controller.core.keys import Key, RetryPauses
-from nb_api.controller.core.owners import OwnerMap, OwnersOf
+from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
 from nb_api.controller.request import AsyncReconcile
@@ -26,6 +36,10 @@ LOG = logging.getLogger(__name__)
 
 _CANCEL_S = 1.0
 """How long a run may take to notice that it was cancelled."""
+_LOOK_S = 0.01
+"""How often `AsyncController.close` looks whether the thread has ended, which takes a fifth of a second at most."""
+_RUN: contextvars.ContextVar[asyncio.Task[None] | None] = contextvars.ContextVar("heliograph_run", default=None)
+"""The run within which code runs, also in tasks that the run has made."""
 
 
 class AsyncController:
@@ -50,8 +64,14 @@ class AsyncController:
         election: Election | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and LimitReached."""
+        """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and what
+        `Controller` raises."""
         check_arguments(reconcile, workers, tables)
+        if _is_plain(reconcile):
+            raise UsageError("reconcile is no coroutine function: use nb_api.controller.controller.Controller")
+        if timeout_s is not None and not timeout_s > 0:
+            raise UsageError(f"a run takes time: timeout_s is more than 0, not {timeout_s!r}")
+        owner_map = owner_map_of(cache, tables, owners)
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
@@ -67,8 +87,8 @@ class AsyncController:
         self._is_closed = False
         self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
-        self._work = Work(cache, settings, name=name, wake=self._wake, election=election)
-        self._follower = CacheFollower(cache, OwnerMap(tables, owners or {}), self._work, name=name)
+        self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
+        self._follower = CacheFollower(cache, owner_map, self._work, name=name)
         forking.register(self)
         self._follower.start()
 
@@ -76,17 +96,31 @@ class AsyncController:
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed
+        """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
+        return self._is_closed or self._work.is_stopping
 
     def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed."""
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
         self._check_usable()
         put(self._work, table, key, after_s)
 
     async def wait_idle(self, *, timeout_s: float) -> None:
         """Return when nothing is to be done about what was heard; see `Controller.wait_idle`.  Raises WaitTimeout."""
         self._check_usable()
-        await asyncio.to_thread(self._work.wait_idle, timeout_s)
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        deadline = loop.time() + timeout_s
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(told.set)
+
+        with self._work.telling_idle(tell):
+            while not self._work.is_settled:
+                try:
+                    await asyncio.wait_for(told.wait(), max(deadline - loop.time(), 0.0))
+                except asyncio.TimeoutError:
+                    raise self._work.not_idle(timeout_s) from None
+                told.clear()
         self._check_usable()
 
     def running(self) -> list[tuple[Key, float]]:
@@ -107,7 +141,7 @@ class AsyncController:
         self._work.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if asyncio.current_task() in self._tasks:
+        if _RUN.get() in self._tasks:
             return
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -117,7 +151,8 @@ class AsyncController:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_S)
-        await asyncio.to_thread(self._follower.thread.join)
+        while self._follower.thread.is_alive():  # the executor of the loop may be busy with something else
+            await asyncio.sleep(_LOOK_S)
 
     async def __aenter__(self) -> AsyncController:
         return self
@@ -139,7 +174,7 @@ class AsyncController:
         self._work.inherit()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "inherited" if self._is_inherited else "open"
+        state = "inherited" if self._is_inherited else "closed" if self.is_closed else "open"
         return f"<AsyncController {self._name} {state}>"
 
     # -- the loop
@@ -174,16 +209,32 @@ class AsyncController:
             self._begin_runs()
 
     async def _run(self, taken: Taken) -> None:
+        _RUN.set(asyncio.current_task())
+        request = None
         try:
             request = self._work.request(taken)
+            if request is None:
+                return
             run = self._reconcile(request)
+            if not inspect.isawaitable(run):
+                raise UsageError(f"reconcile returns an awaitable, not a {type(run).__name__}")
             result = await (run if self._timeout_s is None else asyncio.wait_for(run, self._timeout_s))
         except asyncio.TimeoutError as error:
-            self._work.fail(taken, error if str(error) else TimeoutError(f"not done within {self._timeout_s} s"))
+            self._work.fail(taken, self._too_late(error), request)
         except Exception as error:  # noqa: BLE001  counted and logged
-            self._work.fail(taken, error)
+            self._work.fail(taken, error, request)
         except BaseException as error:  # cancelled, or the end of the program, which is not for us to stop
-            self._work.fail(taken, error)
+            self._work.fail(taken, error, request)
             raise
         else:
             self._work.succeed(taken, request, result)
+
+    def _too_late(self, error: asyncio.TimeoutError) -> BaseException:
+        return error if str(error) else TimeoutError(f"not done within {self._timeout_s} s")
+
+
+def _is_plain(reconcile: object) -> bool:
+    """A function or a method that is no coroutine function.  What other objects return is seen when they are called."""
+    while isinstance(reconcile, functools.partial):
+        reconcile = reconcile.func
+    return inspect.isroutine(reconcile) and not inspect.iscoroutinefunction(inspect.unwrap(reconcile))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from nb_api.cache.local_cache import LocalCache
-from nb_api.controller.core.keys import Key, RetryPauses
+from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
 from nb_api.controller.following import CacheFollower
@@ -68,21 +69,26 @@ class Controller(Closeable):
         runs_per_s_max: float | None = None,
         election: Election | None = None,
     ) -> None:
-        """Begins at once and returns at once.  Raises UsageError, LimitReached."""
+        """Begins at once and returns at once.
+
+        Raises UsageError, also for a table that the cache does not follow, LimitReached, and Closed and Forked when the
+        cache is closed, or was inherited by this process.
+        """
         if inspect.iscoroutinefunction(reconcile):
             raise UsageError("reconcile is a coroutine function: use nb_api.controller.aio.AsyncController")
         check_arguments(reconcile, workers, tables)
+        owner_map = owner_map_of(cache, tables, owners)
         self._reconcile = reconcile
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
-        self._work = Work(cache, settings, name=name, wake=self._wake, election=election)
+        self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf
         """Until when the worker sleeps that wakes first by itself; the others sleep until they are woken."""
         self._is_closed = False
         self._is_inherited = False
-        self._follower = CacheFollower(cache, OwnerMap(tables, owners or {}), self._work, name=name)
+        self._follower = CacheFollower(cache, owner_map, self._work, name=name)
         self._threads = [
             threading.Thread(target=self._run, name=f"controller-{number}-{name}", daemon=True)
             for number in range(workers)
@@ -98,15 +104,21 @@ class Controller(Closeable):
 
     # -- what the program calls
 
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
+        return self._is_closed or self._work.is_stopping
+
     def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed."""
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
         self._check_usable()
         put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
         """Return when the copy is complete and nothing is to be done about what was heard of it, failures included.
 
-        Keys that asked for a time by `RequeueAfter` do not count.  Raises WaitTimeout, Closed.
+        Keys that asked for a time by `RequeueAfter` do not count; objects whose owners are not known do.  Raises
+        WaitTimeout, Closed.
         """
         self._check_usable()
         self._work.wait_idle(timeout_s)
@@ -151,7 +163,7 @@ class Controller(Closeable):
         self._work.inherit()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "inherited" if self._is_inherited else "open"
+        state = "inherited" if self._is_inherited else "closed" if self.is_closed else "open"
         return f"<Controller {self._name} {state}>"
 
     # -- the workers
@@ -164,11 +176,14 @@ class Controller(Closeable):
     def _run(self) -> None:
         work, reconcile = self._work, self._reconcile
         while (taken := self._next()) is not None:
+            request = None
             try:
                 request = work.request(taken)
+                if request is None:
+                    continue
                 result = reconcile(request)
             except BaseException as error:  # noqa: BLE001  counted and logged; a worker must not end
-                work.fail(taken, error)
+                work.fail(taken, error, request)
             else:
                 work.succeed(taken, request, result)
 
@@ -214,17 +229,28 @@ def check_arguments(reconcile: Callable[..., object], workers: int, tables: Sequ
 
 def queue_settings(retries: RetryPauses | None, interval_min_s: float, runs_per_s_max: float | None) -> QueueSettings:
     """Raises UsageError."""
-    if not interval_min_s >= 0:
-        raise UsageError(f"interval_min_s is 0 or more, not {interval_min_s!r}")
-    if runs_per_s_max is not None and not runs_per_s_max > 0:
-        raise UsageError(f"runs_per_s_max is more than 0, not {runs_per_s_max!r}")
-    return QueueSettings(
-        retries or RetryPauses(), interval_min_s, math.inf if runs_per_s_max is None else runs_per_s_max
-    )
+    interval_min_s = check_seconds(interval_min_s, "interval_min_s", is_finite=True)
+    if runs_per_s_max is None:
+        runs_per_s_max = math.inf
+    if not (0 < runs_per_s_max <= sys.float_info.max or runs_per_s_max == math.inf):
+        raise UsageError("runs_per_s_max is more than 0, and what a float can be")
+    return QueueSettings(retries or RetryPauses(), interval_min_s, float(runs_per_s_max))
+
+
+def owner_map_of(cache: LocalCache, tables: Sequence[str] | None, owners: Mapping[str, OwnersOf] | None) -> OwnerMap:
+    """Raises UsageError, Closed and Forked."""
+    cache.get_all("")  # refuses when the copy cannot be read
+    for table in (*(tables or ()), *(owners or ())):
+        if not cache.is_followed(table):
+            raise UsageError(f"table {table!r} is not followed by the local cache: nothing would ever run for it")
+    return OwnerMap(tables, owners or {}, is_held=cache.is_followed)
 
 
 def put(work: Work, table: str, key: str, after_s: float) -> None:
-    if after_s > 0:
+    """Raises UsageError."""
+    if after_s < 0:
+        after_s = 0.0
+    if check_seconds(after_s, "after_s", is_finite=True) > 0:
         work.put_after(Key(table, key), after_s)
     else:
         work.put([Key(table, key)])

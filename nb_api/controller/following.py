@@ -7,13 +7,13 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.subscriptions import Subscription
 from nb_api.controller.core.keys import Key
 from nb_api.controller.core.owners import OwnerMap
-from nb_api.controller.work import Work
+from nb_api.controller.work import Work, text_of
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import CacheChange, Deleted, Resynced
 from nb_api.errors import ObjectNotFound
@@ -60,6 +60,15 @@ class CacheFollower:
         start_thread(self.thread)
 
     def _run(self) -> None:
+        try:
+            self._follow_all()
+        except BaseException as error:
+            # Without this thread nothing is known of changes: the controller must not look as if it worked.
+            LOG.critical("Controller %s ends, because it cannot follow changes.", self._name, exc_info=error)
+        finally:
+            self._work.stop()
+
+    def _follow_all(self) -> None:
         with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:
             while not self._work.is_stopping and not self._cache.is_closed:
                 try:
@@ -69,17 +78,18 @@ class CacheFollower:
                     self._follow(told)
                 except Closed:
                     raise
-                except Exception as error:  # noqa: BLE001  a thread that ends in silence would leave keys as they are
+                except BaseException as error:  # noqa: BLE001  a thread that ends in silence would leave keys as they are
                     # What was being taken is not known any more: so everything is looked at, as after an overrun.
                     self._work.must_read_all = True
                     self._log_trouble("Controller %s cannot follow changes: %s", self._name, error, exc_info=error)
         if not self._work.is_stopping:
             LOG.info("Controller %s ends, because its local cache was closed.", self._name)
-        self._work.stop()
 
     def _follow(self, told: Subscription) -> None:
         """Take what has come, or wait for it a moment."""
         patience_s = _PATIENCE_S if self._has_begun else _SYNC_PATIENCE_S
+        if unsure := self._work.take_unsure():
+            self._confirm(told, unsure)
         first = next(told.changes(timeout_s=patience_s), None)
         if first is not None:
             self._take([first, *itertools.islice(told.changes(timeout_s=0), _PORTION)])
@@ -90,6 +100,14 @@ class CacheFollower:
         self._work.note_token()
         self._map_again()
         self._work.watch()
+
+    def _confirm(self, told: Subscription, unsure: Collection[Key]) -> None:
+        """Take what the copy has told until now, so that the end of what is absent is known before its run begins."""
+        try:
+            _ = self._cache.topics  # waits until who changes the copy has told of it, too
+            self._take(list(itertools.islice(told.changes(timeout_s=0), told.untold)))
+        finally:
+            self._work.confirm(unsure)
 
     def _take(self, changes: Sequence[CacheChange]) -> None:
         keys: list[Key] = []
@@ -108,11 +126,11 @@ class CacheFollower:
             else:
                 keys += self._map(change.table, change.key, lambda change=change: change.object)  # type: ignore[misc]
                 ends[Key(change.table, change.key)] = None
-        self._work.put(keys, ends=ends, is_bulk=not self._has_begun)
+        self._work.put(keys, ends=ends, is_bulk=not self._has_begun, unmapped=len(self._unmapped))
 
     def _read_all(self) -> None:
         """Have every key worked on, also those that were known and are not there any more."""
-        gone = set(self._owners.names())
+        gone = {*self._owners.names(), *self._unmapped}
         for table in filter(self._owners.is_followed, self._cache.tables):
             for found in self._cache.get_all(table):
                 gone.discard((table, found.key))
@@ -129,7 +147,7 @@ class CacheFollower:
         """The keys that an object concerns; those it concerned before, when its owners cannot be told."""
         try:
             keys = self._owners.put(table, key, get)
-        except Exception as error:  # noqa: BLE001  a function of the program: counted, logged, called again
+        except BaseException as error:  # noqa: BLE001  a function of the program: counted, logged, called again
             self._work.mapping_errors += 1
             if not self._unmapped:
                 self._backoff.reset()
@@ -137,21 +155,24 @@ class CacheFollower:
             self._unmapped.add((table, key))
             self._log_mapping(
                 "Controller %s: the owners of %s cannot be told: %s: %s. It will be tried again.",
-                self._name, Key(table, key), type(error).__name__, error, exc_info=error,
+                self._name, Key(table, key), type(error).__name__, text_of(error), exc_info=error,
             )  # fmt: skip
             keys = self._owners.owners_before(table, key)
         else:
             if self._unmapped:
                 self._unmapped.discard((table, key))
-        self._work.unmapped = len(self._unmapped)
         return keys
 
     def _map_again(self) -> None:
         if not self._unmapped or time.monotonic() < self._retry_at:
-            self._work.unmapped = len(self._unmapped)
             return
         for table, key in list(self._unmapped):
-            with contextlib.suppress(ObjectNotFound):  # its end is told, or was
+            try:
                 found = self._cache.get(table, key)
-                self._work.put(self._map(table, key, lambda found=found: found))  # type: ignore[misc]
+            except ObjectNotFound:  # its end is told, or was
+                self._unmapped.discard((table, key))
+                keys: Sequence[Key] = ()
+            else:
+                keys = self._map(table, key, lambda found=found: found)  # type: ignore[misc]
+            self._work.put(keys, unmapped=len(self._unmapped))
         self._retry_at = time.monotonic() + self._backoff.next_s()

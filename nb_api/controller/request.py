@@ -23,9 +23,14 @@ class Request(msgspec.Struct, frozen=True):
     object: DbObject | None
     """As the copy has it at the begin of the run; None when it is not there."""
     deleted: DbObject | None
-    """When it is not there: as it was last, if that is known.  It stays known until a run has succeeded."""
+    """When it is not there: as it was last, if that is known.  It stays known until a run has succeeded with it, or has
+    given up."""
     ending: Ending | None
-    """Why it is not there any more, as far as that is known together with ``deleted``: it may have moved away."""
+    """Why it is not there any more, as far as that is known together with ``deleted``: it may have moved away.
+
+    The first run without the object has it, unless changes could not be told one by one.  None says that it is not
+    known, or was told before, and not that the object was deleted: ask the database before something is destroyed.
+    """
     attempt: int
     """1, and one more for each failure before."""
     token: int | None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from nb_api.cache.local_cache import LocalCache
-from nb_api.controller.core.keys import Key, RequeueAfter
+from nb_api.controller.core.keys import Key, RequeueAfter, check_seconds
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
@@ -43,13 +44,16 @@ class Work:
         *,
         name: str,
         wake: Callable[[int], None],
+        has_ends: Callable[[str], bool],
         election: Election | None = None,
     ) -> None:
+        """``has_ends`` says of which tables `put` is told the ends of objects."""
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
         self._cache = cache
         self._name = name
         self._wake = wake
+        self._has_ends = has_ends
         self._election = election
         self._token: int | None = None
         """Of the last time that this process led."""
@@ -58,6 +62,11 @@ class Work:
         self._queue = WorkQueue(settings, jitter=random.random)
         self._deleted: dict[Key, Deleted] = {}
         """What was deleted and was not brought into order since."""
+        self._unsure: set[Key] = set()
+        """Keys that were put back, because their object is absent and its end may be on its way."""
+        self._confirmed: set[Key] = set()
+        """Of these, those whose end is known by now, if it ever will be."""
+        self._idle_calls: set[Callable[[], None]] = set()
         self._running: dict[Key, float] = {}
         """When each run began."""
         self.is_stopping = False
@@ -71,9 +80,17 @@ class Work:
     # -- what is wanted
 
     def put(
-        self, keys: Iterable[Key], *, ends: Mapping[Key, Deleted | None] | None = None, is_bulk: bool = False
+        self,
+        keys: Iterable[Key],
+        *,
+        ends: Mapping[Key, Deleted | None] | None = None,
+        is_bulk: bool = False,
+        unmapped: int | None = None,
     ) -> None:
-        """Have these keys worked on.  ``ends``: of those that were deleted how, and None of those that are there."""
+        """Have these keys worked on.  ``ends``: of those that were deleted how, and None of those that are there.
+
+        ``unmapped`` is how many objects there are now whose owners are not known.
+        """
         now = time.monotonic()
         with self.lock:
             for key, end in (ends or {}).items():
@@ -86,6 +103,9 @@ class Work:
                 self._queue.add(key, now, is_bulk=is_bulk)
             if count:
                 self._wake(count)
+            if unmapped is not None:
+                self.unmapped = unmapped
+            self._tell_idle()
 
     def put_after(self, key: Key, after_s: float) -> None:
         with self.lock:
@@ -97,14 +117,14 @@ class Work:
         with self.lock:
             self._queue.open()
             self._wake(self._queue.ready)
-            self._idle.notify_all()
+            self._tell_idle()
 
     def stop(self) -> None:
         """Begin nothing any more.  Does not wait for what runs."""
         with self.lock:
             self.is_stopping = True
             self._queue.close()
-            self._idle.notify_all()
+            self._tell_idle()
             self._wake(sys.maxsize)
 
     def inherit(self) -> None:
@@ -156,41 +176,83 @@ class Work:
                 self._token = token
         return token
 
-    def request(self, taken: Taken) -> Request:
+    def request(self, taken: Taken) -> Request | None:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
 
-        Raises Closed, when the cache is closed.
+        None when the object is absent and who follows the copy may not have told its end yet: the key was put back, and
+        the run must not begin.  Raises Closed, when the cache is closed.
         """
-        key = taken.key
+        key, end = taken.key, None
         try:
-            found, end = self._cache.get(key.table, key.key), None
+            found = self._cache.get(key.table, key.key)
         except ObjectNotFound:
-            found, end = None, self._deleted.get(key)
+            found = None
+        with self.lock:
+            known = self._deleted.get(key)
+            is_confirmed = key in self._confirmed
+            self._confirmed.discard(key)
+            if found is None:
+                end = known
+                if end is None and not is_confirmed and self._has_ends(key.table):
+                    self._put_back(key)
+                    return None
+                if end is not None:
+                    self._queue.merge(key)  # an end that was told since the key was picked causes no second run
+            elif known is not None and known.object.version < found.version:
+                del self._deleted[key]  # the end of a former one: this one may end in another way
         deleted, ending = (None, None) if end is None else (end.object, end.reason)
         token = self.note_token()
         asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
         return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._cache, asks)
+
+    def _put_back(self, key: Key) -> None:
+        del self._running[key]
+        self._queue.put_back(key, time.monotonic())
+        self._unsure.add(key)
+
+    def take_unsure(self) -> Collection[Key]:
+        """The keys that wait for `confirm`."""
+        with self.lock:
+            unsure, self._unsure = self._unsure, set()
+            return unsure
+
+    def confirm(self, keys: Collection[Key]) -> None:
+        """Every end was told that the copy had when these keys were put back: they may run."""
+        now = time.monotonic()
+        with self.lock:
+            self._confirmed.update([key for key in keys if self._queue.resume(key, now)])
+            self._wake(len(keys))
 
     def _asks_to_stop(self, token: int | None = None) -> bool:
         return self.is_stopping or (self._election is not None and self._election.token() != token)
 
     def succeed(self, taken: Taken, request: Request, result: object) -> None:
         """The function has returned."""
-        if not (result is None or isinstance(result, RequeueAfter)):
-            self.fail(taken, UsageError(f"reconcile returns None or RequeueAfter, not {result!r}"))
+        try:
+            again_after_s = _pause_after(result)
+        except BaseException as error:  # noqa: BLE001  whatever was returned, it must not end a worker
+            self.fail(taken, error, request)
             return
         key = taken.key
         with self.lock:
             now = self._ended(key)
-            self._queue.done(key, now, again_after_s=None if result is None else result.seconds)
-            if request.deleted is not None:
-                end = self._deleted.get(key)
-                if end is not None and end.object.version == request.deleted.version:  # else deleted once more
-                    del self._deleted[key]
-            self._after_run()
+            self._queue.done(key, now, again_after_s=again_after_s)
+            self._forget_end(key, request)
+            self._tell_idle()
 
-    def fail(self, taken: Taken, error: BaseException) -> None:
-        """The function has raised.  Nothing that is the fault of a cache which was closed meanwhile is logged."""
+    def _forget_end(self, key: Key, request: Request | None) -> None:
+        """Of the object as the run was given it; it may have been deleted during the run, or once more."""
+        end = self._deleted.get(key)
+        if end is None or request is None or request.deleted is None:
+            return
+        if end.object.version == request.deleted.version:
+            del self._deleted[key]
+
+    def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
+        """The function has raised, or there was no ``request`` to give it.
+
+        Nothing that is the fault of a cache which was closed meanwhile is logged.
+        """
         if self._cache.is_closed and isinstance(error, Closed):
             self.stop()
             self._drop(taken.key)
@@ -200,20 +262,20 @@ class Work:
             now = self._ended(key)
             if isinstance(error, GiveUp):
                 self._queue.give_up(key, now)
-                self._deleted.pop(key, None)
+                self._forget_end(key, request)
                 pause = "Not tried again before it changes."
             else:
                 pause = f"Next attempt in {self._queue.fail(key, now):.1f} s."
-            self._after_run()
+            self._tell_idle()
         self._log_failure(
             "Controller %s: reconcile of %s failed, attempt %d: %s: %s. %s", self._name, key, taken.attempt,
-            type(error).__name__, error, pause, exc_info=None if isinstance(error, GiveUp) else error,
+            type(error).__name__, text_of(error), pause, exc_info=None if isinstance(error, GiveUp) else error,
         )  # fmt: skip
 
     def _drop(self, key: Key) -> None:
         with self.lock:
             self._queue.done(key, self._ended(key))
-            self._after_run()
+            self._tell_idle()
 
     def _ended(self, key: Key) -> float:
         now = time.monotonic()
@@ -222,21 +284,40 @@ class Work:
         self._run_max_s = max(self._run_max_s, run_s)
         return now
 
-    def _after_run(self) -> None:
-        if self._queue.is_idle:
+    def _tell_idle(self) -> None:
+        """With the lock, after whatever may have made it idle."""
+        if self.is_settled:
             self._idle.notify_all()
+            for call in tuple(self._idle_calls):
+                call()
 
     # -- watching
 
     def wait_idle(self, timeout_s: float) -> None:
         """Raises WaitTimeout."""
         with self.lock:
-            if not self._idle.wait_for(lambda: self.is_stopping or self._is_idle, timeout_s):
-                raise WaitTimeout(f"controller {self._name} was not idle within {timeout_s} s: {self.statistics()}")
+            if not self._idle.wait_for(lambda: self.is_settled, timeout_s):
+                raise self.not_idle(timeout_s)
+
+    def not_idle(self, timeout_s: float) -> WaitTimeout:
+        return WaitTimeout(f"controller {self._name} was not idle within {timeout_s} s: {self.statistics()}")
 
     @property
-    def _is_idle(self) -> bool:
-        return self._queue.is_open and self._queue.is_idle
+    def is_settled(self) -> bool:
+        """Who waits for it to be idle need not wait any more: it is, or it ends."""
+        with self.lock:
+            return self.is_stopping or (self._queue.is_open and self._queue.is_idle and not self.unmapped)
+
+    @contextlib.contextmanager
+    def telling_idle(self, call: Callable[[], None]) -> Iterator[None]:
+        """Within it ``call`` is called whenever `is_settled` may have become true, with the lock, from any thread."""
+        with self.lock:
+            self._idle_calls.add(call)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._idle_calls.discard(call)
 
     def running(self) -> list[tuple[Key, float]]:
         """The keys that run, each with for how many seconds, the longest first."""
@@ -281,3 +362,20 @@ class Work:
                 run_s=self._run_s,
                 run_max_s=self._run_max_s,
             )
+
+
+def _pause_after(result: object) -> float | None:
+    """After how many seconds a run is to be made again.  Raises UsageError."""
+    if result is None:
+        return None
+    if isinstance(result, RequeueAfter):
+        return check_seconds(result.seconds, "RequeueAfter")
+    raise UsageError(f"reconcile returns None or RequeueAfter, not a {type(result).__name__}")
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of the program says; its class may be one that cannot."""
+    try:
+        return str(error)
+    except BaseException as trouble:  # noqa: BLE001  it was the program's, and is only looked at
+        return f"(its text cannot be had: {type(trouble).__name__})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
@@ -15,7 +15,8 @@ from pubsub_api.errors import Closed
 class ScriptedCache:
     """As much of `LocalCache` as a controller uses."""
 
-    def __init__(self, *, is_synced: bool = True) -> None:
+    def __init__(self, *, is_synced: bool = True, followed: Sequence[str] | None = None) -> None:
+        self.followed = followed
         self.is_closed = False
         self.is_synced = is_synced
         self.objects: dict[tuple[str, str], CachedObject] = {}
@@ -47,6 +48,11 @@ class ScriptedCache:
     @property
     def tables(self) -> list[str]:
         return sorted({table for table, _ in self.objects})
+
+    topics: Sequence[str] = ("#",)
+
+    def is_followed(self, table: str) -> bool:
+        return self.followed is None or table in self.followed
 
     def get(self, table: str, key: str) -> DbObject:
         if self.is_closed:

@@ -16,10 +16,18 @@ class OwnerMap:
     """Remembers every object that was seen, with its owners: those that it had are concerned, too, when it gets others.
 
     Objects of ``tables`` are worked on themselves; None stands for every table without a function in ``owners``.  Being
-    told twice, or of an object that is not known, does no harm.  Not thread-safe.
+    told twice, or of an object that is not known, does no harm.  ``is_held`` says whether objects of a table can be
+    known at all: an owner of another table would look as if it were deleted.  Not thread-safe.
     """
 
-    def __init__(self, tables: Sequence[str] | None, owners: Mapping[str, OwnersOf]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[str] | None,
+        owners: Mapping[str, OwnersOf],
+        *,
+        is_held: Callable[[str], bool] = lambda _table: True,
+    ) -> None:
+        self._is_held = is_held
         self._own = None if tables is None else frozenset(tables)
         self._functions = dict(owners)
         self._known: dict[str, dict[str, tuple[Key, ...]]] = {}
@@ -39,14 +47,15 @@ class OwnerMap:
     def put(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
         """The object is there, new or changed: the keys that are concerned.  ``get`` gives it, if that is needed.
 
-        Raises what the function of its table raises; then the owners it had are still known as its owners.
+        Raises what the function of its table raises, and UsageError when it tells no owners; then the owners it had are
+        still known as its owners.
         """
         known = self._known.setdefault(table, {})
         function = self._functions.get(table)
         if function is None:
             owners: tuple[Key, ...] = ()
         else:
-            owners = tuple(dict.fromkeys(map(_checked, function(get()))))
+            owners = self._checked(function(get()))
         before = known.get(key, ())
         # Most objects keep their owners: then one tuple serves both.
         known[key] = before if owners == before else owners
@@ -67,6 +76,15 @@ class OwnerMap:
     def names(self) -> Iterator[tuple[str, str]]:
         """Table and key of every object that is known."""
         return ((table, key) for table, known in self._known.items() for key in known)
+
+    def _checked(self, told: Iterable[tuple[str, str]] | None) -> tuple[Key, ...]:
+        if told is None:
+            raise UsageError("the function of owners returned None: give a list, an empty one when there are none")
+        owners = tuple(dict.fromkeys(map(_checked, told)))
+        for owner in owners:
+            if not self._is_held(owner.table):
+                raise UsageError(f"the owner {owner} is of a table that the local cache does not follow")
+        return owners
 
 
 def _checked(owner: object) -> Key:

@@ -213,6 +213,31 @@ class WorkQueue:
         self.counters.given_up += 1
         self._end(entry, now, math.inf, is_later=True)
 
+    def put_back(self, key: Key, now: float) -> None:
+        """The run has not begun, and does not count.  The key WAITs until `resume`, or until it is wanted once more."""
+        entry = self._entries[key]
+        self._tokens = min(self._tokens_max, self._tokens + 1.0)
+        self.counters.runs -= 1
+        self.counters.retries -= entry.failures > 0
+        if entry.again:
+            entry.again = False
+            self._want(entry, now, now)
+        else:
+            self._set_state(entry, _WAITING)
+
+    def resume(self, key: Key, now: float) -> bool:
+        """What was put back may run.  False when it was wanted meanwhile, and has begun already."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.state == _WAITING:
+            self._want(entry, now, now)
+        return entry is not None and entry.state in (_WAITING, _READY)
+
+    def merge(self, key: Key) -> None:
+        """The run begins only now, so that it is the one for what was wanted since the key was taken."""
+        entry = self._entries[key]
+        self.counters.merged += entry.again
+        entry.again = False
+
     def _end(self, entry: _Entry, now: float, due: float, *, is_later: bool) -> None:
         asked = entry.due  # by add_after, while it ran
         self._set_due(entry, math.inf)

@@ -323,6 +323,42 @@ def test_what_is_returned_is_a_time_or_nothing(make: Making) -> None:
     assert controller.statistics().failures == 1
 
 
+class WithoutPicture:
+    def __repr__(self) -> str:
+        raise ValueError("no picture")
+
+
+class Unchecked(RequeueAfter):
+    def __post_init__(self) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [WithoutPicture(), Unchecked(10**400), Unchecked("x"), Unchecked(float("nan"))])  # type: ignore[arg-type]
+def test_nothing_that_is_returned_ends_a_worker(make: Making, wrong: Any) -> None:
+    cache = ScriptedCache()
+    cache.put("port", "p1")
+    runs = Runs(lambda request: wrong if request.attempt == 1 else None)
+    controller = make(cache, runs, workers=1)
+    idle(controller)
+    assert len(runs.requests) == 2
+    assert controller.statistics().failures == 1
+    assert controller.running() == []
+
+
+def test_times_that_are_none_are_refused(make: Making) -> None:
+    controller = make(ScriptedCache(), Runs())
+    for seconds in (float("nan"), float("inf"), 10**400):
+        with pytest.raises(UsageError):
+            controller.enqueue("port", "p1", after_s=seconds)
+    for wrong in (float("nan"), -1.0, 10**400, "soon"):
+        with pytest.raises(UsageError):
+            RequeueAfter(wrong)  # type: ignore[arg-type]
+    for pauses in ((10**400, 10**400), (float("inf"), float("inf")), (2.0, 1.0)):
+        with pytest.raises(UsageError):
+            RetryPauses(*pauses)
+    idle(controller)
+    assert controller.statistics().runs == 0
+
+
 def test_a_run_may_ask_for_another_one(make: Making) -> None:
     cache = ScriptedCache()
     cache.put("port", "p1")
@@ -532,6 +568,8 @@ def test_wrong_arguments_are_refused() -> None:
     for reconcile, arguments in (
         (coroutine, {}), (None, {}), (Runs(), {"workers": 0}), (Runs(), {"tables": "port"}),
         (Runs(), {"interval_min_s": -1.0}), (Runs(), {"runs_per_s_max": 0.0}),
+        (Runs(), {"interval_min_s": float("inf")}), (Runs(), {"interval_min_s": 10**400}),
+        (Runs(), {"runs_per_s_max": 10**400}),
     ):  # fmt: skip
         with pytest.raises(UsageError):
             Controller(cache, reconcile, **arguments)  # type: ignore[arg-type]

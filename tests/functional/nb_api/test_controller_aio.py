@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from nb_api import AsyncController, Request, RequeueAfter, RetryPauses
-from pubsub_api.errors import Closed, UsageError
+from pubsub_api.errors import Closed, UsageError, WaitTimeout
 from tests.helpers.scripted_cache import ScriptedCache
 from tests.helpers.waiting import WAIT_S
 
@@ -185,6 +187,99 @@ def test_a_run_may_close_its_controller() -> None:
         controller = made(cache, reconcile)
         await until(lambda: controller.is_closed and not controller.running())
         await controller.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_in_a_task", [False, True])
+def test_a_run_with_a_time_limit_may_close_its_controller(is_in_a_task: bool) -> None:
+    async def test() -> None:
+        cache, ended = ScriptedCache(), list[bool]()
+        cache.put("port", "p1")
+
+        async def reconcile(_: Request) -> None:
+            closing = controller.close(timeout_s=3 * WAIT_S)
+            await (asyncio.create_task(closing) if is_in_a_task else closing)
+            ended.append(True)
+
+        controller = made(cache, reconcile, timeout_s=3 * WAIT_S)
+        await until(lambda: ended)
+        await controller.close()
+
+    run(test)
+
+
+def test_waiting_needs_no_thread_and_ends_at_once_when_it_is_cancelled() -> None:
+    async def test() -> None:
+        cache = ScriptedCache()
+        cache.put("port", "p1")
+        go_on = asyncio.Event()
+
+        async def reconcile(_: Request) -> None:
+            await go_on.wait()
+
+        loop, busy = asyncio.get_running_loop(), threading.Event()
+        executor = concurrent.futures.ThreadPoolExecutor(1)
+        loop.set_default_executor(executor)
+        executor.submit(busy.wait, 3 * WAIT_S)
+        try:
+            async with made(cache, reconcile) as controller:
+                await until(controller.running)
+                with pytest.raises(WaitTimeout, match="not idle"):
+                    await controller.wait_idle(timeout_s=0.01)
+                cancelled = asyncio.create_task(controller.wait_idle(timeout_s=3 * WAIT_S))
+                await asyncio.sleep(0)
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                waiting = asyncio.create_task(controller.wait_idle(timeout_s=3 * WAIT_S))
+                await asyncio.sleep(0)
+                go_on.set()
+                await waiting
+                assert not controller.running()
+        finally:
+            busy.set()
+
+    run(test)
+
+
+def test_who_waits_is_told_when_it_is_closed() -> None:
+    async def test() -> None:
+        controller = made(ScriptedCache(is_synced=False), Awaited())
+        waiting = asyncio.create_task(controller.wait_idle(timeout_s=3 * WAIT_S))
+        await asyncio.sleep(0)
+        await controller.close()
+        with pytest.raises(Closed):
+            await waiting
+
+    run(test)
+
+
+class Awaited:
+    """An object that is called, and gives what it was made with."""
+
+    def __init__(self, given: Any = None) -> None:
+        self._given = given
+
+    def __call__(self, _: Request) -> Any:
+        return self._given
+
+
+def test_what_is_no_coroutine_function_is_refused_or_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def plain(_: Request) -> None: ...
+
+    async def test() -> None:
+        cache: Any = ScriptedCache()
+        for wrong in (plain, functools.partial(plain)):
+            with pytest.raises(UsageError, match="coroutine function"):
+                made(cache, wrong)
+        for timeout_s in (0.0, float("nan")):
+            with pytest.raises(UsageError, match="timeout_s"):
+                made(cache, Awaited(), timeout_s=timeout_s)
+        cache.put("port", "p1")
+        async with made(cache, Awaited()) as controller:
+            await until(lambda: controller.statistics().failures)
+        assert "reconcile returns an awaitable, not a NoneType" in caplog.text
 
     run(test)
 
