@@ -40,8 +40,6 @@ class CacheFollower:
     """
 
     def __init__(self, cache: LocalCache, owners: OwnerMap, work: Work, *, name: str) -> None:
-        """Raises UsageError when the cache does not follow the tables."""
-        cache.check_tables(owners.tables)
         self._cache = cache
         self._owners = owners
         self._work = work

@@ -95,6 +95,9 @@ class CacheCore:
     def tombstones(self) -> int:
         return len(self._objects.tombstones)
 
+    def is_followed(self, table: str) -> bool:
+        return self._objects.is_followed(table)
+
     def check_followed(self, tables: Iterable[str]) -> frozenset[str]:
         """The tables as a set.  Raises UsageError unless each of them is followed."""
         return self._objects.check_followed(tables)
