@@ -20,8 +20,7 @@ class ControllerStatistics:
     waiting: int
     """Keys whose time has not come: after a failure, or because a run asked for it, or because they ran just now."""
     unmapped: int
-    """Objects whose owners are not known, because the function that tells them raised or told none.  It is called
-    again."""
+    """Objects whose owners are not known, because the function that tells them raised.  It is called again."""
     oldest_ready_s: float
     """How long the longest waits for a worker."""
     oldest_running_s: float

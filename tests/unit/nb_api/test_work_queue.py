@@ -53,6 +53,28 @@ def test_changes_during_a_run_are_one_more_run() -> None:
     assert taken(queue, 9.0) is None
 
 
+def test_what_is_put_back_has_not_run_and_waits_until_it_is_resumed() -> None:
+    queue = opened()
+    queue.add(A, 0.0)
+    assert taken(queue, 0.0) == A
+    queue.put_back(A, 0.0)
+    assert taken(queue, 100.0) is None
+    assert not queue.is_idle
+    assert queue.counters.runs == 0
+    assert queue.resume(A, 100.0)
+    assert taken(queue, 100.0) == A
+    assert not queue.resume(A, 100.0)  # it has begun
+    queue.add(A, 101.0)
+    queue.put_back(A, 101.0)
+    assert taken(queue, 101.0) == A  # wanted meanwhile
+    queue.add(A, 102.0)
+    queue.merge(A)
+    queue.done(A, 102.0)
+    assert taken(queue, 200.0) is None
+    assert queue.counters.runs == 1
+    assert not queue.resume(B, 200.0)
+
+
 def test_a_change_cancels_a_later_time() -> None:
     queue = opened()
     queue.add_after(A, 10.0, 0.0)
