@@ -7,7 +7,6 @@ view would cost less, but it is no dict: programs encode, merge and compare valu
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ _AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
 FieldValues = tuple[tuple[str, Any], ...]
 """Fields of a value, each with what it must be."""
 _NOTHING = object()
+_ANY_SIZE = 2**62
 
 
 def copied(value: Any) -> Any:
@@ -43,7 +43,7 @@ def field_values(where: Mapping[str, Any] | None) -> FieldValues:
 
 
 def _as_read(name: str, wanted: Any) -> Any:
-    read = decode_value(encode_value(wanted, bytes_max=sys.maxsize))
+    read = decode_value(encode_value(wanted, bytes_max=_ANY_SIZE))
     if read != wanted:  # as a tuple, which is read as a list, and a float that is no number
         raise UsageError(f"no object is selected by {wanted!r} in the field {name!r}: it would be read as {read!r}")
     return read
