@@ -151,7 +151,7 @@ class LocalCache(Closeable):
         Callbacks are called in a row: one that takes long delays the others, an iterator does not.  Raises UsageError.
         """
         self._check_changeable()
-        wanted = self.check_tables(tables)
+        wanted = None if tables is None else self._core.check_followed(tables)
         with self._turn:
             subscription = self._subscriptions.add(on_changes, wanted)
             subscription.begin(
@@ -164,10 +164,6 @@ class LocalCache(Closeable):
         return subscription
 
     # -- indexes
-
-    def check_tables(self, tables: Iterable[str] | None) -> frozenset[str] | None:
-        """What a consumer of these tables is told of.  Raises UsageError unless the cache follows them; None: all."""
-        return None if tables is None else self._core.check_followed(tables)
 
     def index(
         self,

@@ -240,7 +240,9 @@ def queue_settings(retries: RetryPauses | None, interval_min_s: float, runs_per_
 def owner_map_of(cache: LocalCache, tables: Sequence[str] | None, owners: Mapping[str, OwnersOf] | None) -> OwnerMap:
     """Raises UsageError, Closed and Forked."""
     cache.get_all("")  # refuses when the copy cannot be read
-    cache.check_tables((*(tables or ()), *(owners or ())))
+    for table in (*(tables or ()), *(owners or ())):
+        if not cache.is_followed(table):
+            raise UsageError(f"table {table!r} is not followed by this cache: nothing would ever run for it")
     return OwnerMap(tables, owners or {}, is_held=cache.is_followed)
 
 

@@ -65,9 +65,6 @@ class ScriptedCache:
     def get_all(self, table: str) -> list[DbObject]:
         return [entry.named(table, key) for (found, key), entry in sorted(self.objects.items()) if found == table]
 
-    def check_tables(self, tables: Iterable[str] | None) -> None:
-        """It follows every table."""
-
     def subscribe(self, *, tables: Iterable[str] | None) -> ScriptedCache:
         """Itself, for one consumer: what was put before was told, too."""
         return self
