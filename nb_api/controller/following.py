@@ -31,6 +31,8 @@ _PATIENCE_S = 0.2
 _SYNC_PATIENCE_S = 0.02
 """The same until the copy is complete."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+_TROUBLE_PAUSE_S = 0.2
+"""Between two attempts to follow changes that fail: `close` waits as long."""
 
 
 class CacheFollower:
@@ -80,6 +82,7 @@ class CacheFollower:
                     # What was being taken is not known any more: so everything is looked at, as after an overrun.
                     self._work.must_read_all = True
                     self._log_trouble("Controller %s cannot follow changes: %s", self._name, error, exc_info=error)
+                    time.sleep(_TROUBLE_PAUSE_S)
         if not self._work.is_stopping:
             LOG.info("Controller %s ends, because its local cache was closed.", self._name)
 

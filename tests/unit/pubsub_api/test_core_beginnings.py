@@ -213,15 +213,21 @@ def test_who_is_older_than_the_newest_filter_is_not_repaired_under_it() -> None:
     assert rig.numbers("b") == [4]
 
 
-def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> None:
-    """A cache cannot tell how old the publisher is, and its answer must not turn into a resync."""
-    rig = Rig()
+def late_publisher(rig: Rig) -> PublisherCore:
+    """One that starts after the join and is not reached; a cache has its first seven events."""
     cache = rig.cache()
     rig.join()
     rig.run(1)
     publisher = rig.publisher("late", is_heard=False, is_asked=False)
     for frame in rig.publish(publisher, "a", 7):
         cache.store(header_of(frame), frame, rig.now)
+    return publisher
+
+
+def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> None:
+    """A cache cannot tell how old the publisher is, and its answer must not turn into a resync."""
+    rig = Rig()
+    publisher = late_publisher(rig)
     rig.deliver(*rig.publish(publisher, "a"))
     rig.run(READY_S / 8)
     rig.responders.append(lambda query: publisher.answer(query, rig.stamp, rig.now))
@@ -233,12 +239,7 @@ def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> No
 def test_a_stream_that_only_a_cache_tells_of_waits_for_its_publisher() -> None:
     """The publisher started after the join and is not reached yet; a periodic question reaches a cache that has it."""
     rig = Rig(settings=dataclasses.replace(SUBSCRIBER, query_interval_s=1.5))
-    cache = rig.cache()
-    rig.join()
-    rig.run(1)
-    publisher = rig.publisher("late", is_heard=False, is_asked=False)
-    for frame in rig.publish(publisher, "a", 7):
-        cache.store(header_of(frame), frame, rig.now)
+    publisher = late_publisher(rig)
     rig.run(0.6)
     rig.responders.append(lambda query: publisher.answer(query, rig.stamp, rig.now))
     rig.run(3)
@@ -248,12 +249,7 @@ def test_a_stream_that_only_a_cache_tells_of_waits_for_its_publisher() -> None:
 
 def test_a_cache_alone_does_not_keep_a_stream_from_its_resync() -> None:
     rig = Rig()
-    cache = rig.cache()
-    rig.join()
-    rig.run(1)
-    publisher = rig.publisher("late", is_heard=False, is_asked=False)
-    for frame in rig.publish(publisher, "a", 7):
-        cache.store(header_of(frame), frame, rig.now)
+    publisher = late_publisher(rig)
     rig.deliver(*rig.publish(publisher, "a"))
     rig.run(READY_S + 1)
     assert rig.reasons == ["initial", "unknown stream"]
