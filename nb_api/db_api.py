@@ -41,7 +41,7 @@ class ToldReport(NamedTuple):
 
     before: bytes | None
     """Under the same name."""
-    count: int
+    total: int
     """Reports of all names, more or less."""
 
 
@@ -229,7 +229,7 @@ class DbApi(abc.ABC):
 
     # -- reports
 
-    def tell_report(self, name: str, data: bytes) -> ToldReport:
+    def tell_report(self, name: str, data: bytes) -> ToldReport:  # noqa: ARG002  a driver may do without
         """Keep ``data`` under a name, in place of what was there: what a process tells of itself (`nb_api.fleet`).
 
         A report is no object: it has no revision, the feed and the outbox do not show it, nobody who waits is woken.
@@ -242,6 +242,6 @@ class DbApi(abc.ABC):
         """All reports by name.  Makes nothing.  Raises NotSupported, DbUnavailable."""
         raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")
 
-    def forget_reports(self, names: Sequence[str]) -> None:
+    def forget_reports(self, names: Sequence[str]) -> None:  # noqa: ARG002
         """Take reports out.  Unknown names are ignored.  Raises NotSupported, DbUnavailable."""
         raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")

@@ -24,7 +24,7 @@ _GAUGES = {
     "cache": {"frames", "bytes"},
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
-    "local_cache": {"objects", "tombstones", "position", "untold", "subscriptions"},
+    "local_cache": {"objects", "tombstones", "position", "newest", "untold", "subscriptions"},
     "controller": {
         "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
         "run_max_s",

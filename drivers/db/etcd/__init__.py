@@ -245,7 +245,8 @@ class EtcdDb(DbApi):
         before = self._client.call("kv/put", request, PutAnswer, is_repeatable=True).prev_kv
         start = self._keys.reports
         request = {"key": start, "range_end": end_of(start), "count_only": True}
-        return ToldReport(before and before.value, self._client.call("kv/range", request, RangeAnswer).count)
+        total = self._client.call("kv/range", request, RangeAnswer).count
+        return ToldReport(None if before is None else before.value, total)
 
     def reports(self) -> dict[str, bytes]:
         found: dict[str, bytes] = {}

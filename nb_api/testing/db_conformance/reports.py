@@ -35,7 +35,7 @@ class ReportConformance(DbConformanceBase):
     def test_reports_are_counted(self, db: DbApi) -> None:
         for number in range(3):
             db.tell_report(f"n{number}", b"1")
-        assert db.tell_report("n0", b"2").count == 3
+        assert db.tell_report("n0", b"2").total == 3
 
     def test_the_feed_shows_nothing_of_reports(self, db: DbApi) -> None:
         version = db.create("port", "p1", 1, topic="t")
