@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from heliograph.opening.targets import VARIABLES
 from heliograph.output import note
-from heliograph.targets import VARIABLES
 
 if TYPE_CHECKING:
     from durable_log import LogApi

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.asking import may_go_on
-from heliograph.fleet_view import (
+from heliograph.output import Output, counted, note
+from heliograph.terminal.asking import may_go_on
+from heliograph.terminal.fleet_view import (
     COLUMNS,
     EMPTY,
     LOOK_INTERVAL_S,
@@ -20,7 +21,6 @@ from heliograph.fleet_view import (
     selected,
     summary,
 )
-from heliograph.output import Output, counted, note
 
 if TYPE_CHECKING:
     from nb_api import DbApi

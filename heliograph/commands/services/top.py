@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.commands.services.fleet import watched
-from heliograph.fleet_view import (
+from heliograph.output import Output, make_table
+from heliograph.terminal.fleet_view import (
     COLUMNS,
     EMPTY,
     LOOK_INTERVAL_S,
@@ -22,7 +23,6 @@ from heliograph.fleet_view import (
     selected,
     summary,
 )
-from heliograph.output import Output, make_table
 
 if TYPE_CHECKING:
     from rich.console import Group

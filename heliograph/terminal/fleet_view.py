@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import options
-from heliograph.databases import add_db
+from heliograph.opening.databases import add_db
 from heliograph.output import counted
 
 if TYPE_CHECKING:
