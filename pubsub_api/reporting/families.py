@@ -29,6 +29,7 @@ _GAUGES = {
         "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
         "run_max_s",
     },
+    "fleet": {"bytes", "members"},
     "log": {"events", "bytes", "sealed_bytes", "segments"},
     "group": {"lag", "oldest_seconds", "members", "missing", "expired"},
     "publisher_service": {"workers", "workers_remembered", "database_revision", "outbox"},
