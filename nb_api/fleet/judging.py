@@ -7,6 +7,7 @@ told, and the copy had not heard of it then; both moments are the observer's own
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ BEHIND_S = 2.0
 _GRACE_S = 1.0
 _GAP_MAX_S = 3.0
 """A time without a look counts as this at most: an observer that stood still knows nothing of that time."""
+_REFUSED_SHOWN_S = 30.0
+"""So long it is told that a member refused frames."""
 _CHANGES_KEPT = 2000
 """Of each selection of tables and topics: the newest that the observer has seen."""
 _MATCHES_MAX = 100_000
@@ -85,7 +88,8 @@ class _Seen(msgspec.Struct):
     told_after: float
     """The look before the newest report was seen first: it was told later than that."""
     offset_s: float
-    refused_first: int
+    refused_at: float
+    """When it was last seen to have refused further frames."""
 
 
 class _Selection:
@@ -146,9 +150,9 @@ class FleetJudge:
         report = read(data)
         offset_s = 0.0 if report is None else report.told_at - wall
         if seen is None or seen.report is None or report is None or seen.report.incarnation != report.incarnation:
-            refused = 0 if report is None else report.refused
-            return _Seen(mark, report, None, now if seen is None else self._last, offset_s, refused)
-        return _Seen(mark, report, seen.report, self._last, offset_s, seen.refused_first)
+            return _Seen(mark, report, None, now if seen is None else self._last, offset_s, -math.inf)
+        refused_at = now if report.refused > seen.report.refused else seen.refused_at
+        return _Seen(mark, report, seen.report, self._last, offset_s, refused_at)
 
     def _see_changes(self, changes: Sequence[Change], now: float) -> None:
         wanted: dict[tuple[object, ...], _Selection] = {}
@@ -185,7 +189,7 @@ class FleetJudge:
             found["clash"] = f"another process has this name: on {places}"
         if behind_s >= self._behind_s:
             found["behind"] = f"its copy lacks {behind} changes or more for {behind_s:.0f} s or longer"
-        found |= _own_words(report, seen.refused_first)
+        found |= _own_words(report, is_refusing=self._last - seen.refused_at < _REFUSED_SHOWN_S)
         if _release_order(report.release) < _release_order(newest):
             found["old"] = f"it has release {report.release or '?'}, others {newest}"
         states = tuple(sorted(found, key=STATES.index)) or ("ok",)
@@ -218,12 +222,12 @@ class FleetJudge:
         return worst
 
 
-def _own_words(report: FleetReport, refused_first: int) -> dict[FleetState, str]:
+def _own_words(report: FleetReport, *, is_refusing: bool) -> dict[FleetState, str]:
     """What a member says of itself that is not as it should be."""
     found: dict[FleetState, str] = {}
-    if report.refused and not report.publishers:
-        found["deaf"] = f"it has refused all {report.refused} frames that it heard: compare hmac_key and releases"
-    elif report.refused > refused_first:
+    if report.refused and not report.publishers and (is_refusing or not report.received):
+        found["deaf"] = f"it hears no publisher and has refused {report.refused} frames: compare hmac_key and releases"
+    elif is_refusing:
         found["refusing"] = f"it refuses frames, {report.refused} so far: compare hmac_key and releases"
     if not all(copy.is_complete for copy in report.copies):
         found["incomplete"] = "its copy is not complete"

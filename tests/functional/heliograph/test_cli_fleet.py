@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
+import pty
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +24,7 @@ from nb_api import NbApi, fleet
 from nb_api.loading import open_db
 from tests.helpers.fleet_nodes import FleetNode
 from tests.helpers.nb_tools import open_nb, sqlite_url
+from tests.helpers.paths import ROOT
 from tests.helpers.waiting import wait_until
 
 RIGHT: dict[str, Any] = {"hmac_key": "the right key, long enough to be one", "pub_sub_use_multiproc": False}
@@ -156,3 +161,31 @@ def test_what_is_shown_to_people(directory: pathlib.Path, capsys: pytest.Capture
             assert "host-1/agent" in capsys.readouterr().out
             assert main(["fleet", "--db", url, "--state", "asleep"]) == exits.USAGE
             assert "there is no state 'asleep'" in capsys.readouterr().err
+
+
+def test_top_is_a_screen_on_a_terminal(directory: pathlib.Path) -> None:
+    url = sqlite_url(directory)
+    with contextlib.closing(open_db(url)) as db, contextlib.closing(fleet.report(db, name="host-1/agent")) as told:
+        assert told.wait_done(timeout_s=60)
+        ours, theirs = pty.openpty()
+        with open(ours, "rb", buffering=0) as screen:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "heliograph", "top", "--db", url, "--interval", "0.1s"],
+                stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+            )  # fmt: skip
+            os.close(theirs)
+            try:
+                shown = b""
+                while b"host-1/agent" not in shown:
+                    shown += screen.read(4096)
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(OSError):  # the terminal is gone when the process is
+                    while part := screen.read(4096):
+                        shown += part
+                assert process.wait(60) == exits.OK
+            finally:
+                process.kill()
+                process.wait()
+    assert b"\x1b[?1049h" in shown, "a screen of its own"
+    assert b"\x1b[?1049l" in shown, "and the one before it is back"

@@ -183,6 +183,13 @@ class TestOwnWords:
         heard = {"has_bus": True, "links_up": 1, "publishers": 1}
         assert watch.states(report(refused=3, **heard)) == [("ok",)], "that may be long ago"
         assert watch.states(report(count=2, refused=4, **heard)) == [("refusing",)]
+        assert watch.states(report(count=3, refused=4, **heard), after_s=60.0) == [("ok",)]
+
+    def test_one_that_heard_publishers_which_are_gone_is_not_deaf(self) -> None:
+        watch = Watch()
+        gone = {"has_bus": True, "links_up": 1, "publishers": 0, "received": 9}
+        assert watch.states(report(refused=3, **gone)) == [("ok",)]
+        assert watch.states(report(count=2, refused=4, **gone)) == [("deaf",)]
 
     def test_releases_are_numbers(self) -> None:
         found = Watch().see(report("a", release="0.9"), report("b", release="0.10.1"), report("c", release=""))
