@@ -105,6 +105,12 @@ class FleetReporter(Closeable):
         self._is_inherited = self._is_closed = False
         failures = Failures(LOG, f"{self.name} cannot tell the fleet how it is", self._statistics)
         self._thread = PeriodicThread(f"fleet-{self.name}", self._work, failures, pause_s=self._pause_s, at_once=True)
+        # A copy may be asked for its digest only when its callback is not running, and that may take long.
+        self._digests: tuple[str, ...] = ()
+        troubles = Failures(LOG, f"{self.name} cannot tell the digest of its copy", self._statistics)
+        self._digesting = PeriodicThread(
+            f"fleet-digest-{self.name}", self._read_digests, troubles, pause_s=self._pause_s, at_once=True
+        )
         forking.register(self)
 
     def start(self: R) -> R:
@@ -112,6 +118,8 @@ class FleetReporter(Closeable):
         if self._is_inherited:
             raise Forked("it belongs to the process that made it; make one in this process")
         self._thread.start()
+        if any(hasattr(cache, "digests") for cache in self._caches):
+            self._digesting.start()
         return self
 
     def __enter__(self: R) -> R:
@@ -129,6 +137,7 @@ class FleetReporter(Closeable):
         if self._is_closed or self._is_inherited:
             return
         self._is_closed = True
+        self._digesting.ask_to_stop()
         self._thread.stop()
         if self._statistics.reports:
             try:
@@ -178,9 +187,12 @@ class FleetReporter(Closeable):
             failures=self._statistics.failures,
         )
         summarise(report, self._process.readings(), self._process.problems())
-        for copy, cache in zip(report.copies, self._caches, strict=False):
-            copy.digest = digest_of(cache)
+        for copy, digest in zip(report.copies, self._digests, strict=False):
+            copy.digest = digest
         return report
+
+    def _read_digests(self) -> None:
+        self._digests = tuple(map(digest_of, self._caches))
 
     def _give_way(self, other: FleetReport, data: bytes) -> None:
         """Another process tells under this name: from now on each has a report of its own, and observers see both."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import random
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -73,6 +74,28 @@ def test_a_member_tells_what_its_copy_is(url: str) -> None:
             assert sum(found.resyncs.values()) >= 1
             wait_until(lambda: told(nb.db)["host-1/agent"].count > found.count, what="another report")
         assert told(nb.db) == {}
+
+
+def test_digests_are_told_and_are_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer = threading.Event()
+    told_digest = {"port": "1f"}
+
+    def digests(_: LocalCache) -> dict[str, str]:
+        assert may_answer.wait(WAIT_S)
+        return told_digest
+
+    monkeypatch.setattr(LocalCache, "digests", digests, raising=False)
+    with (
+        open_nb(url) as nb,
+        LocalCache(nb) as cache,
+        contextlib.closing(fleet.report(nb, cache, name="m", interval_s=INTERVAL_S)) as member,
+    ):
+        wait_until(lambda: member.statistics().reports > 2)
+        assert told(nb.db)["m"].copies[0].digest == ""
+        may_answer.set()
+        first = wait_until(lambda: told(nb.db)["m"].copies[0].digest)
+        told_digest["port"] = "20"
+        wait_until(lambda: told(nb.db)["m"].copies[0].digest not in ("", first), what="another digest")
 
 
 def test_a_session_is_told(db: DbApi) -> None:
