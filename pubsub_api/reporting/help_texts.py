@@ -185,6 +185,7 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "handover.failures": "Of a writer: how often publishing or confirming failed.",
         "handover.waits": "Of a writer: how often a writer waited because the queue was full.",
+        "commit_seconds": "Of a writer: how long commits took, those that failed included: a histogram.",
         "sweeper.sweeps": "Of a writer: how often the outbox was looked through.",
         "sweeper.swept": "Of a writer: changes published because their writers did not.",
         "sweeper.refused": "Of a writer: changes that the newest sweep could not publish; they stay in the outbox.",
