@@ -185,7 +185,6 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "handover.failures": "Of a writer: how often publishing or confirming failed.",
         "handover.waits": "Of a writer: how often a writer waited because the queue was full.",
-        "commit_seconds": "Of a writer: how long commits took, those that failed included: a histogram.",
         "sweeper.sweeps": "Of a writer: how often the outbox was looked through.",
         "sweeper.swept": "Of a writer: changes published because their writers did not.",
         "sweeper.refused": "Of a writer: changes that the newest sweep could not publish; they stay in the outbox.",
@@ -193,6 +192,7 @@ HELP: dict[str, dict[str, str]] = {
         "compactor.compactions": "Of a writer: how often the feed was shortened.",
         "compactor.dropped": "Of a writer: changes that left the feed.",
         "compactor.failures": "Of a writer: compactions that failed; the next one tries again.",
+        "commit_seconds": "Of a writer: how long commits took, those that failed included: a histogram.",
     },
     "local_cache": {
         "objects": "Of a local cache: objects in the copy.",
