@@ -26,6 +26,7 @@ from publisher_service.ownership import socket_path
 from publisher_service.worker.link import WorkerLink
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.config import batch_bytes_max, retry_interval
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import (
     ACTIONS,
@@ -72,12 +73,12 @@ class WorkerPublisher(WorkerPublisherApi):
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
         self._send_timeout_s: float = options.send_timeout
-        self._reconnect_s = (pubsub.retry_interval, max(pubsub.retry_interval, pubsub.retry_interval_max))
+        self._reconnect_s = (retry_interval(conf), float(pubsub.retry_interval_max))
         self._settings = WorkerSettings(
-            window_events_max=options.window_events_max,
+            window_events_max=config.WINDOW_EVENTS_MAX,
             window_bytes_max=config.WINDOW_BYTES_MAX,
             batch_events_max=pubsub.batch_events_max,
-            batch_bytes_max=pubsub.batch_bytes_max,
+            batch_bytes_max=batch_bytes_max(conf),
         )
         self._is_closing = False
         """No further event is taken; those that were are given the time to be acknowledged."""

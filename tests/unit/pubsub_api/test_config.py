@@ -157,9 +157,7 @@ def test_a_bad_value_is_told_with_its_file_and_nothing_else(write_conf: WriteCon
     ("settings", "reason"),
     [
         ({"max_idle_time": 10, "idle_time_limit": 5}, "idle_time_limit = 5.0 s is shorter than max_idle_time = 10.0 s"),
-        ({"batch_bytes_max": 600_000}, "batch_bytes_max = 600000 leaves no room"),
         ({"publisher_forget_time": 1}, "a live publisher would be forgotten"),
-        ({"retry_interval": 3}, "retry_interval_max is shorter than retry_interval"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_with_the_reason(
