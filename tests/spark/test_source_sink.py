@@ -61,9 +61,7 @@ def test_a_batch_read_has_every_event_once_with_every_column(spark: SparkSession
     assert events.where("topic = 'tenant-1/port' and shard = 0 and seq > 0").count() in (0, 40)
 
 
-def test_the_session_that_is_there_is_used_and_a_read_may_name_its_limits(
-    spark: SparkSession, log_url: str
-) -> None:
+def test_the_session_that_is_there_is_used_and_a_read_may_name_its_limits(spark: SparkSession, log_url: str) -> None:
     fill(log_url)
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)
