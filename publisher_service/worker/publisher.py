@@ -52,8 +52,7 @@ _TOPICS_MAX = 100_000
 
 def event_bytes_max(conf: cfg.ConfigOpts) -> int:
     """The largest encoded event that a frame takes, also inside the reply of a cache."""
-    frame_bytes_max: int = settings.frame_settings(conf).bytes_max
-    return frame_bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX - 128
+    return settings.frame_settings(conf).event_bytes_max
 
 
 class IpcMultiproc(MultiprocDriver):
