@@ -114,7 +114,6 @@ class LongpollSettings:
     tls: Tls | None
     connect_timeout_s: float
     receive_queue_bytes_max: int
-    options: cfg.ConfigOpts.GroupAttr
 
 
 def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
@@ -150,7 +149,6 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         connect_timeout_s=pubsub.connect_timeout,
         # While more waits for the receiver, nothing is polled; the layer above has the larger queue.
         receive_queue_bytes_max=pubsub.receive_queue_bytes_max // 4,
-        options=options,
     )
 
 

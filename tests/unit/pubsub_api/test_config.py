@@ -169,6 +169,20 @@ def test_options_that_contradict_each_other_are_refused_with_the_reason(
         config.check_combinations(conf)
 
 
+@pytest.mark.parametrize(("longest_s", "first_s"), [(0.5, 0.05), (2.0, 0.1), (60.0, 0.1)])
+def test_the_first_wait_for_a_lost_link_follows_from_the_longest(longest_s: float, first_s: float) -> None:
+    conf = config.new_conf()
+    conf.set_override("retry_interval_max", longest_s, group=config.GROUP)
+    assert config.retry_interval(conf) == pytest.approx(first_s)
+
+
+def test_a_batch_leaves_room_for_one_event_more_in_the_smallest_frame() -> None:
+    conf = config.new_conf()
+    assert config.batch_bytes_max(conf) == 256 * 1024
+    conf.set_override("frame_bytes_max", 65_536, group=config.GROUP)
+    assert config.batch_bytes_max(conf) == 32_768
+
+
 @pytest.mark.parametrize("key", ["", "k", "fifteen-letters"])
 def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str) -> None:
     conf = write_conf(f"[pubsub]\npub_sub_driver = memory\nhmac_key = {key}\n")
