@@ -73,13 +73,10 @@ class ZmqLink:
         self.lost: str | None = None
         self.deadline: float | None = None
         self._context = context
-        self._options = conf[GROUP]
-        self._heartbeat_interval_ms = heartbeat_interval_ms(conf)
-        self._times = conf[config.GROUP]
+        self._conf = conf
         self._curve = curve
         self._tally = tally
-        self._retry_interval_s = config.retry_interval(conf)
-        self._backoff = Backoff(self._retry_interval_s, self._times.retry_interval_max)
+        self._backoff = Backoff(config.retry_interval(conf), conf[config.GROUP].retry_interval_max)
         self._is_loss_told = False
         self._is_refused = False
         self._is_handshaken = False
@@ -173,12 +170,13 @@ class ZmqLink:
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
-        sock.set(zmq.HEARTBEAT_IVL, self._heartbeat_interval_ms)
-        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._options.heartbeat_timeout * 1000))
-        sock.set(zmq.CONNECT_TIMEOUT, int(self._times.connect_timeout * 1000))
-        sock.set(zmq.HANDSHAKE_IVL, int(self._times.connect_timeout * 1000))
-        sock.set(zmq.RECONNECT_IVL, max(1, int(self._retry_interval_s * 1000)))
-        sock.set(zmq.RECONNECT_IVL_MAX, int(self._times.retry_interval_max * 1000))
+        times = self._conf[config.GROUP]
+        sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
+        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._conf[GROUP].heartbeat_timeout * 1000))
+        sock.set(zmq.CONNECT_TIMEOUT, int(times.connect_timeout * 1000))
+        sock.set(zmq.HANDSHAKE_IVL, int(times.connect_timeout * 1000))
+        sock.set(zmq.RECONNECT_IVL, max(1, int(config.retry_interval(self._conf) * 1000)))
+        sock.set(zmq.RECONNECT_IVL_MAX, int(times.retry_interval_max * 1000))
         self._curve.secure_client(sock)
         return sock
 
