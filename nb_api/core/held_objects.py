@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
 from nb_api.core.indexes import IndexData, TableIndexes
+from nb_api.core.journal import ChangeJournal
 from nb_api.core.own_tables import is_own
 from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
@@ -67,6 +69,10 @@ class HeldObjects:
         )
         self.indexes: dict[str, TableIndexes] = {}
         """Of the tables that have any."""
+        self.totals: defaultdict[str, int] = defaultdict(int)
+        """The sums of the versions of what is held, by table (`nb_api.core.digests`)."""
+        self.journal: ChangeJournal | None = None
+        """Where changes are noted while somebody wants to know what was held before."""
 
     def is_followed(self, table: str) -> bool:
         return not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
@@ -132,6 +138,9 @@ class HeldObjects:
     ) -> None:
         """Hold ``entry`` in the place of ``held``; what that changes is added to ``out``."""
         entries[key] = entry
+        self.totals[table] += entry.version if held is None else entry.version - held.version
+        if self.journal is not None:
+            self.journal.note(table, key, held, entry, entry.version)
         if (indexes := self.indexes.get(table)) is not None:
             indexes.put(key, entry)
         if held is None:
@@ -156,6 +165,9 @@ class HeldObjects:
     ) -> None:
         """Hold the object no longer.  ``version`` is that of its end."""
         entry = self.tables[table].pop(key)
+        self.totals[table] -= entry.version
+        if self.journal is not None:
+            self.journal.note(table, key, entry, None, version)
         if (indexes := self.indexes.get(table)) is not None:
             indexes.remove(key)
         self.counters.deleted += 1
