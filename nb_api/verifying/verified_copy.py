@@ -107,6 +107,8 @@ class VerifiedCopy(Closeable):
             return self._core.begin_journal()
 
     def unsettled(self, *, has_doubts: bool) -> str:
+        if not len(self._core.filters):
+            return ""
         if not self._requests.is_read() or self._source.is_joining:
             return "objects are being read from the database, or have to be"
         why = self._source.unheard()

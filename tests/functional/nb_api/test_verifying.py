@@ -98,7 +98,7 @@ def test_digests_follow_every_kind_of_change(nb: NbApi) -> None:
     with synced(nb, topics=[TOPIC]) as cache:
         nb.update("port", "k0", {"n": -1})
         nb.delete("port", "k2")
-        nb.set("net", "k1", {"n": 1}, topic="elsewhere")
+        nb.put("net", "k1", {"n": 1}, topic="elsewhere")
         version = nb.create("net", "new", 1, topic=TOPIC)
         cache.wait_version("net", "new", version, timeout_s=WAIT_S)
         assert verify(cache).is_equal
