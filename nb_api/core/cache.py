@@ -78,7 +78,7 @@ class CacheCore:
     # -- reading; safe at any time from any thread
 
     @property
-    def tables(self) -> Mapping[str, Mapping[str, CachedObject]]:
+    def tables(self) -> Mapping[str, dict[str, CachedObject]]:
         return self._objects.tables
 
     @property

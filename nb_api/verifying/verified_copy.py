@@ -46,7 +46,7 @@ class VerifiedCopy(Closeable):
         """Compare the copy with the database as of one revision; what differs is repaired, told as any change, counted,
         logged as an error and returned.
 
-        The versions of all objects are compared, by digests, and the values of some 50,000 objects, which are others
+        The versions of all objects are compared, by digests, and the values of some 20,000 objects, which are others
         each time; ``is_thorough`` compares all values and reads all objects for that.  What was committed and is still
         on its way is waited for.  Blocks; the copy is read and followed meanwhile.
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import logging
@@ -24,7 +25,7 @@ from nb_api.cache.history_marks import HistoryMarks
 from nb_api.coordination.snapshot_limit import ProcessTurns, SnapshotLimit
 from nb_api.core.cache import CacheCore
 from nb_api.core.differences import CachedObject, Difference
-from nb_api.core.digests import BUCKETS, NO_OBJECTS, TableDigest, add_up, bucket_of
+from nb_api.core.digests import BUCKET_SHIFT, BUCKETS, NO_OBJECTS, TableDigest, add_up, bucket_of
 from nb_api.core.journal import ChangeJournal
 from nb_api.core.snapshot_merge import EVERYTHING
 from nb_api.db_api import DbApi, DbObject
@@ -41,7 +42,7 @@ from pubsub_api.errors import WaitTimeout
 
 LOG = logging.getLogger(__name__)
 
-VALUES_MAX = 50_000
+VALUES_MAX = 20_000
 """Objects whose values are compared in one verification, about: a smaller copy is compared whole each time."""
 REPAIRS_MAX = 1000
 """Objects that are read and repaired one by one.  When more differ, all are read again."""
@@ -54,6 +55,8 @@ _PORTION = 1000
 
 Buckets = Collection[int] | None
 """None: all."""
+_Seen = collections.defaultdict[str, dict[str, int]]
+"""Versions by table and key."""
 
 
 class CopyAccess(Protocol):
@@ -196,6 +199,8 @@ class _Run:
         self._proofs: list[TableProof] = []
         self._values = self._late = 0
         self._suspects: list[Suspect] = []
+        self._selected: dict[tuple[str, str], bool] = {}
+        """Whether the copy should have the objects of a table and topic, where that is all that decides."""
 
     def compare(self, added: Sequence[str] | None, whole: Sequence[str] | None, buckets: Buckets) -> None:
         """Tables that can be added up, tables that are read whole, and the buckets whose values are compared."""
@@ -203,7 +208,7 @@ class _Run:
             suspicious = self._compare_digests(added)
             self._compare_objects(added, None if buckets is None else suspicious | frozenset(buckets))
         if whole is None or whole:
-            self._proofs += self._compare_objects(whole, None)
+            self._proofs += self._prove_whole(whole)
 
     # -- digests
 
@@ -240,7 +245,7 @@ class _Run:
         changed = self._journal.names()
         for table, entries in list(self._core.tables.items()):
             if tables is None or table in tables:
-                for key, entry in list(entries.items()):  # in one step: it is changed meanwhile
+                for key, entry in entries.copy().items():  # in one step: it is changed meanwhile
                     if (table, key) not in changed:
                         yield table, key, entry
         for table, key in changed:
@@ -251,41 +256,75 @@ class _Run:
 
     # -- objects
 
-    def _compare_objects(self, tables: Sequence[str] | None, buckets: Buckets) -> list[TableProof]:
+    def _compare_objects(self, tables: Sequence[str] | None, buckets: Buckets) -> tuple[int, _Seen]:
+        """The revision that they were read at, and the versions of those that the copy should have."""
+        seen: _Seen = collections.defaultdict(dict)
         if buckets is not None and not buckets:
-            return []
+            return 0, seen
         is_large = buckets is None and self._core.objects > VALUES_MAX
         with (
             self._verifier.limit.hold() if is_large else contextlib.nullcontext(_no_progress) as show_progress,
             self._db.snapshot(tables, self._topics, buckets=buckets) as snapshot,
         ):
-            revision = snapshot.revision
-            seen: dict[str, dict[str, int]] = {}
             rows = iter(snapshot)
             while portion := list(itertools.islice(rows, _PORTION)):
                 self._check()
                 show_progress()
-                for row in portion:
-                    if self._core.selects(row):
-                        seen.setdefault(row.table, {})[row.key] = row.version
-                        self._compare_object(row, revision)
+                self._compare_portion(portion, snapshot.revision, seen)
+        self._find_surplus(tables, buckets, snapshot.revision, seen)
+        return snapshot.revision, seen
+
+    def _compare_portion(self, rows: Sequence[DbObject], revision: int, seen: _Seen) -> None:
+        for row in rows:
+            if self._is_selected(row):
+                seen[row.table][row.key] = row.version
+                self._values += 1
+                if kind_of(self._entry(row.table, row.key), row) is not None:
+                    self._suspect(Suspect(row.table, row.key, row, revision))
+
+    def _is_selected(self, row: DbObject) -> bool:
+        """Whether the copy should have it.  What holds for a whole table and topic is found out once."""
+        name = (row.table, row.topic)
+        is_selected = self._selected.get(name)
+        if is_selected is None:
+            has_where = bool(self._core.where_of(row.table))
+            is_selected = self._core.selects(row)
+            if not has_where:
+                self._selected[name] = is_selected
+        return is_selected
+
+    def _find_surplus(self, tables: Sequence[str] | None, buckets: Buckets, revision: int, seen: _Seen) -> None:
+        """What the copy had of these buckets and the database had not."""
+        changed = self._journal.names()
+        wanted = frozenset(range(BUCKETS) if buckets is None else buckets)
+        for table, entries in list(self._core.tables.items()):
+            if tables is None or table in tables:
+                known = seen[table]
+                # The copy of the dict is made in one step, since others change it; a call for each would take too long.
+                for key in [
+                    key
+                    for key, entry in entries.copy().items()
+                    if entry.version >> BUCKET_SHIFT & BUCKETS - 1 in wanted
+                ]:
+                    if key not in known and (table, key) not in changed:
+                        self._suspect(Suspect(table, key, None, revision))
+        for table, key in changed:
+            then = self._journal.as_of(table, key, revision)
+            is_wanted = then is not None and bucket_of(then.version) in wanted
+            if is_wanted and (tables is None or table in tables) and key not in seen[table]:
+                self._suspect(Suspect(table, key, None, revision))
+
+    def _prove_whole(self, tables: Sequence[str] | None) -> list[TableProof]:
+        """Tables that no database can add up, because only some objects are selected."""
+        revision, seen = self._compare_objects(tables, None)
         self._revision = self._revision or revision
-        held: dict[str, list[int]] = {}
-        for table, key, entry in self._held(tables, revision):
-            held.setdefault(table, []).append(entry.version)
-            is_read = buckets is None or bucket_of(entry.version) in buckets
-            if is_read and key not in seen.get(table, ()):
-                self._suspects.append(Suspect(table, key, None, revision))
+        held: dict[str, list[int]] = collections.defaultdict(list)
+        for table, _, entry in self._held(tables, revision):
+            held[table].append(entry.version)
         return [
-            TableProof(table, _digest(held.get(table, ())), _digest(seen.get(table, {}).values()))
+            TableProof(table, _digest(held[table]), _digest(seen[table].values()))
             for table in sorted(held.keys() | seen.keys())
         ]
-
-    def _compare_object(self, row: DbObject, revision: int) -> None:
-        self._values += 1
-        suspect = Suspect(row.table, row.key, row, revision)
-        if not self._is_right(suspect):
-            self._suspects.append(suspect)
 
     # -- suspects
 
@@ -303,6 +342,10 @@ class _Run:
         self._late = len(suspects) - len(doubtful)
         objects = sum(proof.held.objects for proof in self._proofs)
         return Verification(self._revision, tuple(self._proofs), tuple(differences), objects, self._values, self._late)
+
+    def _suspect(self, suspect: Suspect) -> None:
+        if not self._is_right(suspect):
+            self._suspects.append(suspect)
 
     def _is_right(self, suspect: Suspect) -> bool:
         """Whether the copy has what the database had, or has moved on beyond that."""
