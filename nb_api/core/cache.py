@@ -274,7 +274,7 @@ class CacheCore:
     def digests(self) -> dict[str, TableDigest]:
         """Of what is held, by table."""
         totals = self._objects.totals
-        return {table: TableDigest(len(entries), totals[table]) for table, entries in self._objects.tables.items()}
+        return {table: TableDigest(len(entries), totals.get(table, 0)) for table, entries in self._objects.tables.items()}
 
     def begin_journal(self) -> ChangeJournal:
         """Note every change from now on, until `end_journal`."""

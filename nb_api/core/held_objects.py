@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -69,7 +68,7 @@ class HeldObjects:
         )
         self.indexes: dict[str, TableIndexes] = {}
         """Of the tables that have any."""
-        self.totals: defaultdict[str, int] = defaultdict(int)
+        self.totals: dict[str, int] = {}
         """The sums of the versions of what is held, by table (`nb_api.core.digests`)."""
         self.journal: ChangeJournal | None = None
         """Where changes are noted while somebody wants to know what was held before."""
@@ -138,7 +137,7 @@ class HeldObjects:
     ) -> None:
         """Hold ``entry`` in the place of ``held``; what that changes is added to ``out``."""
         entries[key] = entry
-        self.totals[table] += entry.version if held is None else entry.version - held.version
+        self.totals[table] = self.totals.get(table, 0) + entry.version - (0 if held is None else held.version)
         if self.journal is not None:
             self.journal.note(table, key, held, entry, entry.version)
         if (indexes := self.indexes.get(table)) is not None:
