@@ -274,7 +274,9 @@ class CacheCore:
     def digests(self) -> dict[str, TableDigest]:
         """Of what is held, by table."""
         totals = self._objects.totals
-        return {table: TableDigest(len(entries), totals.get(table, 0)) for table, entries in self._objects.tables.items()}
+        return {
+            table: TableDigest(len(entries), totals.get(table, 0)) for table, entries in self._objects.tables.items()
+        }
 
     def begin_journal(self) -> ChangeJournal:
         """Note every change from now on, until `end_journal`."""
@@ -329,7 +331,7 @@ class CacheCore:
             self._bases.clear()
             self.position = self._doubtful_up_to = self._newest_base = 0
             self.newest = revision
-        self._break_journal("all objects are being read")
+        self._break_journal("objects are being read")
         self._merge = SnapshotMerge(self._objects, revision, tuple(scope), replaces=replaces, ended=self._merged)
         return self._merge
 
