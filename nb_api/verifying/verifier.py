@@ -339,7 +339,8 @@ class _Run:
         doubtful = [
             suspect
             for suspect in suspects
-            if (suspect.table, suspect.key) not in unpublished and not self._is_right(suspect)
+            if not self._is_right(suspect)
+            and (self._is_decided(suspect) or (suspect.table, suspect.key) not in unpublished)
         ]
         if doubtful:
             self._verifier.check_settled(has_doubts=True)
@@ -351,7 +352,7 @@ class _Run:
 
     def _unpublished(self) -> set[tuple[str, str]]:
         """Objects with a change that no publisher has sent yet, however long that takes: no copy can have it."""
-        if self._verifier.behind_s is None or all(map(self._is_right, self._suspects)):
+        if self._verifier.behind_s is None or all(map(self._is_decided, self._suspects)):
             return set()
         return {(change.table, change.key) for change in self._db.unpublished(limit=_UNPUBLISHED_MAX)}
 
@@ -379,13 +380,13 @@ class _Run:
         for suspect in suspects[:REPAIRS_MAX]:
             found += self._repair_one(suspect)
         if len(suspects) > REPAIRS_MAX:
-            reason = f"verification: {len(suspects)} objects differ from the database"
-            self._copy.need_snapshot(reason, is_awaited=True, is_replacing=True)
             found += [
                 ObjectDifference(table, key, kind, self._core.find(table, key), stored, False)
                 for table, key, stored, _ in suspects[REPAIRS_MAX:]
                 if (kind := kind_of(self._entry(table, key), stored)) is not None
             ]
+            reason = f"verification: {len(suspects)} objects differ from the database"
+            self._copy.need_snapshot(reason, is_awaited=True, is_replacing=True)
         return found
 
     def _repair_one(self, suspect: Suspect) -> list[ObjectDifference]:

@@ -38,7 +38,13 @@ def fill(nb: NbApi, count: int = 40) -> None:
 def synced(nb: NbApi, **settings: Any) -> LocalCache:
     cache = LocalCache(nb, **settings)
     cache.wait_synced(timeout_s=WAIT_S)
+    settle(nb)
     return cache
+
+
+def settle(nb: NbApi) -> None:
+    """Until all is published: what is not is no difference."""
+    wait_until(lambda: not nb.db.unpublished())
 
 
 def verify(cache: LocalCache, **settings: Any) -> Verification:
@@ -138,6 +144,7 @@ def test_every_kind_of_difference_is_found_and_repaired(nb: NbApi) -> None:
         old = cache.get("port", "k0")
         version = nb.update("port", "k0", {"n": 100})
         cache.wait_version("port", "k0", version, timeout_s=WAIT_S)
+        settle(nb)
 
         def lose() -> list[Any]:  # as if an event had been lost, and another never told
             objects = core._objects
@@ -232,6 +239,7 @@ def test_an_object_that_left_the_selection_unseen_is_surplus(nb: NbApi) -> None:
         right = cache.get("port", "k0")
         version = nb.update("port", "k0", {"host": "h1"})
         cache.wait_version("port", "k0", version, timeout_s=WAIT_S)
+        settle(nb)
         damage(cache, "port", "k0", CachedObject(right.version, right.topic, right.value))
         assert kinds(verify(cache)) == {"k0": "surplus"}
         assert ("port", "k0") not in contents(cache)
