@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options, units
-from heliograph.databases import add_database, object_record, open_nb
+from heliograph.opening.databases import add_database, object_record, open_nb
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
 
