@@ -24,6 +24,7 @@ from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
+from nb_api.verifying.verification import ObjectDifference, Verification
 from nb_api.writing.transaction import Transaction
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "LocalCacheStatistics",
     "NbApi",
     "NbStatistics",
+    "ObjectDifference",
     "Request",
     "RequeueAfter",
     "Resynced",
@@ -49,5 +51,6 @@ __all__ = [
     "Subscription",
     "Transaction",
     "Updated",
+    "Verification",
     "Write",
 ]

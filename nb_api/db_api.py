@@ -20,7 +20,7 @@ change, so a writer that dies between commit and publication loses nothing.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
@@ -28,6 +28,7 @@ from oslo_config import cfg
 
 from nb_api import config
 from nb_api.core.changes import Action, Change, DbObject, Write, Written
+from nb_api.core.digests import StoredDigests, add_up
 from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
 from pubsub_api.errors import NotSupported
@@ -170,8 +171,27 @@ class DbApi(abc.ABC):
         """The object as of its last committed change.  Raises ObjectNotFound, with the tombstone's version if any."""
 
     @abc.abstractmethod
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        """The objects of these tables whose topic any of the filters selects; None for all."""
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        """The objects of these tables whose topic any of the filters selects; None for all.  ``buckets``: of these,
+        those whose version is in one of the buckets (`nb_api.core.digests`)."""
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        """How many objects a snapshot of now would have, and the sum of their versions, by table; or of each bucket.
+        What has none is left out.
+
+        A driver whose store can add up overrides this, which reads the objects.
+        """
+        with self.snapshot(tables, topics) as snapshot:
+            parts = add_up(((found.table, found.version) for found in snapshot), by_bucket=by_bucket)
+            return StoredDigests(snapshot.revision, parts)
 
     @abc.abstractmethod
     def allocate(self, name: str) -> int:

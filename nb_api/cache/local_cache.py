@@ -39,16 +39,16 @@ from nb_api.core.snapshot_merge import EVERYTHING
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
+from nb_api.verifying.verified_copy import VerifiedCopy
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 
 
-class LocalCache(Closeable):
+class LocalCache(VerifiedCopy):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``where`` selects of these the objects whose value has these fields with these values; ``tables`` may be a mapping
@@ -71,10 +71,12 @@ class LocalCache(Closeable):
         on_changes: OnChanges | None = None,
         addresses: Sequence[str] | None = None,
         resync_source: str | SnapshotSource | None = None,
+        verify_interval_s: float | None = None,
     ) -> None:
         """Begins at once and returns at once.  ``addresses`` replaces the publishers' addresses of the configuration.
         ``resync_source`` is where a full resync reads the objects, by name or as it is; None takes
-        ``[local_cache] resync_source``.  One that is given is closed with the cache.
+        ``[local_cache] resync_source``.  One that is given is closed with the cache.  ``verify_interval_s`` is how
+        often the copy is proved as `verify` does it; None: only when asked.
 
         Raises UsageError, InvalidTopic, InvalidConfig, and what loading a source raises.
         """
@@ -104,10 +106,12 @@ class LocalCache(Closeable):
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
             self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
+        self._set_up_proof(nb, self._marks, self._sync, self._tables, verify_interval_s)
         forking.register(self)
         self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(filters)
         self._thread.start()
+        self._proving.start()
 
     # -- reading
 
@@ -223,11 +227,6 @@ class LocalCache(Closeable):
         patience_s = 0.0 if isinstance(self._source, BusSource) else PATIENCE_S
         if len(self._core.filters):
             self._versions.wait(revision, lambda: False, f"revision {revision}", timeout_s, patience_s)
-
-    def _check_waiting(self) -> None:
-        self._check_usable()
-        if self._turn.is_mine:
-            raise UsageError("a callback cannot wait for the cache that calls it")
 
     def wait_synced(self, *, timeout_s: float) -> None:
         """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout.
@@ -461,6 +460,7 @@ class LocalCache(Closeable):
             is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
             syncs=self._sync.counters.copy(),
+            verify=dataclasses.replace(self._verifier.counters),
             overruns=self._subscriptions.overruns,
             callback_errors=self._subscriptions.errors,
             untold=self._subscriptions.untold,
@@ -483,6 +483,7 @@ class LocalCache(Closeable):
             self._resync_source.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._proving.close()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -496,5 +497,5 @@ class LocalCache(Closeable):
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._thread, self._source, self._turn, self._requests, self._resync_source))
-        forking.set_aside((self._subscriptions, self._indexes))
+        forking.set_aside((self._subscriptions, self._indexes, self._verifier, self._proving))
         self._is_inherited = True

@@ -126,9 +126,10 @@ class CacheSync:
         self._delta_portion: int = DELTA_PORTION
         self._delta_max: int = options.delta_changes_max
         db_options = nb.conf[GROUP]
-        self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
-        settings = SnapshotLimitSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
-        self._limit = SnapshotLimit(settings, nb.db, owner.pause)
+        self.behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
+        """How long a change may be on its way; None: no bus is followed."""
+        self.slot_settings = SnapshotLimitSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
+        self._limit = SnapshotLimit(self.slot_settings, nb.db, owner.pause)
         self._turns = nb.snapshot_turns
         self.counters = SyncCounters(slots=self._limit.counters)
         self._told = (0, 0, 0)
@@ -161,9 +162,9 @@ class CacheSync:
 
     def _untold(self) -> str:
         """What the bus did not tell and no publisher will; empty when that is nothing."""
-        if self._behind_s is None:
+        if self.behind_s is None:
             return ""
-        if self._db.unpublished(older_than_s=self._behind_s, limit=1):  # a sweeper that works leaves nothing so long
+        if self._db.unpublished(older_than_s=self.behind_s, limit=1):  # a sweeper that works leaves nothing so long
             return "changes that were not published in time"
         note = watch_note.read(self._db)
         if note is not None and note.untold > self._core.position:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
@@ -148,8 +148,14 @@ class EtcdDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, record.topic, checks.decode_value(record.value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        selection = checks.TopicSelection(tables, topics)
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
         return EtcdSnapshot(self._client, self._keys, selection, self._settings.snapshot_portion)
 
     def allocate(self, name: str) -> int:

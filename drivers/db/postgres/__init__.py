@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
@@ -39,9 +39,10 @@ from oslo_config import cfg
 
 from drivers.db.postgres import config, schema
 from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
-from drivers.db.postgres.snapshot import PostgresSnapshot
+from drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
 from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
 from nb_api.core import checks
+from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.revisions import HistoryCheck, judge
@@ -104,8 +105,25 @@ class PostgresDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics, buckets))
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        selection = checks.TopicSelection(tables, topics)
+        if not selection.has_plain_topics:
+            return super().digests(tables, topics, by_bucket=by_bucket)
+        statement, parameters = digests_query(self._settings.schema, selection, by_bucket=by_bucket)
+        rows = self._query(statement, *parameters)
+        parts = {(row[1], row[2]): TableDigest(row[3], int(row[4])) for row in rows if row[1] is not None}
+        return StoredDigests(rows[0][0], parts)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
@@ -124,8 +124,15 @@ class RedisDb(DbApi):
         version, topic, value = read_record(record)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return RedisSnapshot(self._links, self._keys, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
+        return RedisSnapshot(self._links, self._keys, self._settings, selection)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
