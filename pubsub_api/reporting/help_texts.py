@@ -258,6 +258,19 @@ HELP: dict[str, dict[str, str]] = {
             "write."
         ),
         "syncs.reasons": "Of a local cache: snapshots, reads of topics and deltas, by why they were made.",
+        "verify.verifications": (
+            "Of a local cache: comparisons of the copy with the database that came to a result (local-caches.md)."
+        ),
+        "verify.values": "Of a local cache: objects whose values were compared by these.",
+        "verify.late": "Of a local cache: objects whose change was still on its way meanwhile, and came.",
+        "verify.differences": "Of a local cache: objects that were otherwise in the copy than in the database.",
+        "verify.repaired": "Of a local cache: of these, those that were put right at once.",
+        "verify.unsettled": (
+            "Of a local cache: verifications that had to be put off: the copy was being read, or the bus was away."
+        ),
+        "verify.failures": (
+            "Of a local cache: periodic verifications that failed otherwise, as when the database cannot be reached."
+        ),
         "overruns": "Of a local cache: times changes were not told one by one, because the program did not take them.",
         "callback_errors": "Of a local cache: times the callback raised; it is called again with the same changes.",
         "untold": "Of a local cache: changes that callbacks have not taken yet.",
