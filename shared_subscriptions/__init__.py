@@ -7,9 +7,9 @@
 `subscribe` does the same with the exact type.  Operators use `shared_subscriptions.groups` or ``heliograph group``.
 """
 
+from pubsub_api.core.events import GroupEvent
 from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
 from shared_subscriptions.consuming.subscriber import GroupSubscriber
-from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.errors import GroupDestroyed, GroupError, GroupExists, GroupNotFound
 from shared_subscriptions.scheme import subscribe
 

@@ -162,8 +162,8 @@ def test_iterating_yields_events_and_ends_at_close(bus: Bus) -> None:
 def test_frames_are_handed_over_whole_and_undecoded_to_who_asks_for_them(bus: Bus, consumer: Consumer) -> None:
     publisher = bus.session().publisher()
     taken: list[tuple[bytes, frames.Header, int]] = []
-    subscriber = bus.session().subscriber(
-        ["a/#"], on_frames=taken.extend, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
+    subscriber = bus.session().frames(
+        ["a/#"], taken.extend, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
     )
     subscriber.wait_ready(timeout_s=20)
     publisher.send_events(event(number, "a/b") for number in range(1, 2001))

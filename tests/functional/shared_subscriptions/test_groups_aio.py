@@ -119,9 +119,9 @@ def test_events_are_settled_by_hand(url: str, log: LogApi) -> None:
             async for event in subscriber:
                 seen.append((event.version, event.attempt))
                 if event.version == 2 and event.attempt == 1:
-                    await subscriber.nack(event, delay_s=0.0)
+                    await subscriber.refuse(event, delay_s=0.0)
                     continue
-                assert subscriber.ack(event)
+                assert subscriber.acknowledge(event)
                 if event.version == 3:
                     break
             assert subscriber.statistics().acknowledged == 3

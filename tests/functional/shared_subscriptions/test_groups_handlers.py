@@ -114,9 +114,9 @@ def test_what_a_program_does_not_settle_comes_again(url: str, source: Source) ->
         source.publish(TOPIC, 1)
         wait_until(lambda: len(member.events) >= 2, PATIENCE_S, "it again")
         assert [seen.attempt for seen in member.seen[:2]] == [1, 2]
-        assert not member.subscriber.ack(member.events[0])
+        assert not member.subscriber.acknowledge(member.events[0])
         # The newest one is accepted in time; should this thread stand still for that long, there is a newer one.
-        wait_until(lambda: member.subscriber.ack(member.events[-1]), PATIENCE_S, "it to be done")
+        wait_until(lambda: member.subscriber.acknowledge(member.events[-1]), PATIENCE_S, "it to be done")
 
 
 def test_closing_does_not_wait_for_a_handler_that_hangs(url: str, source: Source) -> None:
