@@ -10,7 +10,6 @@ repeats no more than what was not reported yet.  A user who does not answer lose
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import threading
@@ -21,38 +20,19 @@ from typing import Any, cast
 from durable_log.errors import LogError
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, UsageError
+from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents
+from shared_subscriptions.consuming.handler_call import HandlerCall
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
 LOG = logging.getLogger(__name__)
 
-OnEvent = Callable[[GroupEvent], None]
-OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
 _IDLE_S = 5.0
 """A thread that waits is woken; this is the longest wait should a wake-up be missing."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
-
-
-@dataclasses.dataclass(eq=False)
-class HandlerCall:
-    """A batch that is with the user.  `since` and `place` are written by the thread that calls, all else under the
-    lock."""
-
-    loan: LoanState
-    batch: list[GroupEvent]
-    since: float
-    """When the user got the event that it has now, or the whole batch."""
-    place: int = 0
-    """Events before this one are done with."""
-    settled: int = 0
-    """Events before this one are settled."""
-    is_exclusive: bool = False
-    """Each of its events holds its object until it is settled (`PartitionDelivery.take`)."""
-    is_abandoned: bool = False
-    """Taken back: whatever comes of it is late."""
 
 
 class Dispatch:
@@ -63,8 +43,8 @@ class Dispatch:
         memberships: Memberships,
         options: Any,
         *,
-        on_event: OnEvent | None,
-        on_events: OnEvents | None,
+        on_event: OnGroupEvent | None,
+        on_events: OnGroupEvents | None,
         auto_ack: bool,
         wake: Callable[[], None],
         note: Callable[[], None],
@@ -188,7 +168,7 @@ class Dispatch:
             assert self._on_event is not None
             self._call_one_by_one(call, self._on_event)
 
-    def _call_with_all(self, call: HandlerCall, on_events: OnEvents) -> None:
+    def _call_with_all(self, call: HandlerCall, on_events: OnGroupEvents) -> None:
         failure: BaseException | None = None
         try:
             on_events(call.batch)
@@ -218,7 +198,7 @@ class Dispatch:
                 loan.delivery.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _call_one_by_one(self, call: HandlerCall, on_event: OnEvent) -> None:
+    def _call_one_by_one(self, call: HandlerCall, on_event: OnGroupEvent) -> None:
         failure = None
         try:
             for event in call.batch:
@@ -378,6 +358,7 @@ class Dispatch:
                 self._handler.counters.late += 1
                 return False
             is_done = loan.delivery.ack(event)
+            self._note_settled(event)
             self._after_settling(loan)
             return is_done
 
@@ -387,7 +368,14 @@ class Dispatch:
             if loan is None:
                 self._handler.counters.late += 1
                 return
+            self._note_settled(event)
         self._fail(loan, event, delay_s, "refused by the consumer")
+
+    def _note_settled(self, event: GroupEvent) -> None:
+        """Under the lock: a program that reads may take its time before it asks for the next event."""
+        for call in self._calls if not self._threads and not self._auto_ack else ():
+            if call.batch[0] is event:
+                call.place = len(call.batch)
 
     def extend(self, event: GroupEvent) -> bool:
         now = time.monotonic()
@@ -395,8 +383,9 @@ class Dispatch:
             loan = self._handler.loan_of(event)
             is_out = loan is not None and loan.delivery.extend(event, now)
             for call in self._calls:
-                if call.loan is loan and not call.is_abandoned and any(one is event for one in call.batch):
-                    call.since, is_out = now, True
+                if not call.is_abandoned and any(one is event for one in call.batch[call.place :]):
+                    call.since = now
+                    is_out |= self._auto_ack
             self._handler.counters.late += not is_out
             return is_out
 

@@ -27,10 +27,10 @@ from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.subscribing.history import Mismatch
-from pubsub_api.subscribing.scheme import GroupMember
+from pubsub_api.subscribing.scheme import GroupMember, OnGroupEvent, OnGroupEvents
 from shared_subscriptions import config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
-from shared_subscriptions.consuming.dispatch import Dispatch, OnEvent, OnEvents
+from shared_subscriptions.consuming.dispatch import Dispatch
 from shared_subscriptions.consuming.feeding import Feeder
 from shared_subscriptions.consuming.memberships import MemberGroup, Memberships
 from shared_subscriptions.consuming.protocol import ProtocolThread
@@ -66,8 +66,8 @@ class GroupSubscriber(GroupMember):
         conf: cfg.ConfigOpts,
         topics: Sequence[str],
         *,
-        on_event: OnEvent | None = None,
-        on_events: OnEvents | None = None,
+        on_event: OnGroupEvent | None = None,
+        on_events: OnGroupEvents | None = None,
         auto_ack: bool = True,
         name: str = "",
         recording: Recording | None = None,
