@@ -1,10 +1,10 @@
 """Durable shared subscriptions: several consumers share the events of a topic filter, and nothing is lost.
 
     with pubsub_api.open(config_files=["etc/heliograph.conf"]) as session:
-        with session.subscriber(["$shared/billing/tenant-7/#"], on_event) as subscriber:
+        with session.group("billing", "tenant-7/#", on_event) as member:
             ...
 
-`subscribe` does the same with the exact type.  Operators use `shared_subscriptions.groups` or ``heliograph group``.
+`subscribe` joins several groups at once.  Operators use `shared_subscriptions.groups` or ``heliograph group``.
 """
 
 from pubsub_api.core.events import GroupEvent

@@ -42,6 +42,7 @@ EXAMPLES = {
     "reconcile_flows.py": "2 flows as wanted",
     "reconcile_flows_aio.py": "99 flows as wanted",
     "api_workers.py": "100 ports of 4 workers",
+    "dragonflow_migration.py": "4 flows, the same before and after",
 }
 """Example -> what it prints when all went well."""
 
