@@ -146,19 +146,6 @@ def test_one_event_of_an_object_at_a_time() -> None:
     assert partition.progress().attempts == {2: 1, 3: 1}
 
 
-def test_an_event_that_is_extended_is_out_from_then_on() -> None:
-    partition = delivery("a", "b")
-    first, second = partition.take(0.0, 2, is_exclusive=True)
-    assert partition.extend(first, 8.0)
-    assert partition.overstayed(10.0, 10.0) == [second]
-    assert partition.overstayed(17.0, 10.0) == [second]
-    assert partition.overstayed(18.0, 10.0) == [second, first]
-    assert partition.ack(first)
-    assert not partition.extend(first, 19.0)
-    partition.time_out(second, 19.0)
-    assert not partition.extend(second, 19.0), "it was taken back"
-
-
 def test_a_queue_keeps_no_order() -> None:
     assert taken(delivery("a", "a", "a", is_ordered=False)) == [0, 1, 2]
 
