@@ -1,8 +1,7 @@
-"""A Dragonflow-style controller, on Heliograph: step one of a move, ``dragonflow_after.py`` is step two.  ``... [URL]``.
+"""A Dragonflow-style controller on Heliograph, step one of a move; ``dragonflow_after.py`` is step two.  ``... [URL]``.
 
 It is as it was: a callback fills a queue, a thread applies one update after the other, and ``sync`` reads everything.
-Only what calls it is new: `on_event` is what the driver's callback was, and a resync comes when it is needed, in place
-of a full sync every two minutes.
+Only what calls it is new: `on_event` was the driver's callback, and a resync was a full sync every two minutes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def main(bus: str) -> None:
             for number in range(5):  # it was a write to the database, and then send_event
                 nb.create("lport", f"p{number}", {"chassis": "compute-1"}, topic="tenant-7")
             nb.delete("lport", "p2")
-            while len(flows) != 4:
+            while flows.keys() != {"p0", "p1", "p3", "p4"}:
                 time.sleep(0.05)
         updates.put(("stop", None, "", None, 0))
     print(f"{len(flows)} flows: {sorted(flows)}")

@@ -50,7 +50,7 @@ class AsyncGroupMember:
         """
         events = iter(self._member)
         loop = asyncio.get_running_loop()
-        thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="heliograph-group-aio")
         try:
             while (event := await loop.run_in_executor(thread, next, events, None)) is not None:
                 yield event
