@@ -9,7 +9,6 @@ thread reads the database when that is needed: at the start, for a topic that is
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import threading
 import time
@@ -28,9 +27,9 @@ from nb_api.cache.subscriptions import Subscription, Subscriptions
 from nb_api.cache.sync import CacheSync
 from nb_api.cache.sync_requests import SyncRequests
 from nb_api.cache.turn import Turn
-from nb_api.cache.version_waits import PATIENCE_S, VersionWaits
+from nb_api.cache.version_waits import PATIENCE_S, CacheWaits
 from nb_api.core.cache import CacheCore
-from nb_api.core.checks import TopicSelection, check_revision
+from nb_api.core.checks import TopicSelection
 from nb_api.core.differences import CacheChange, Created, Difference, Resynced
 from nb_api.core.held_objects import Where
 from nb_api.core.indexes import IndexFunction
@@ -42,7 +41,7 @@ from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
 from nb_api.verifying.verified_copy import VerifiedCopy
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
-from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
+from pubsub_api.errors import Closed, Forked, HeliographError, UsageError
 from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
@@ -90,11 +89,14 @@ class LocalCache(VerifiedCopy):
         """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
         self._indexes = CacheIndexes(self._core, self._tables, self._check_usable)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
-        self._first = self._subscriptions.add(on_changes)
+        self.first = self._subscriptions.add(on_changes)
+        """The consumer that the cache was made with."""
         self._requests = SyncRequests(nb.conf)
-        self._versions = VersionWaits(
-            self._core, self._requests.changed, self.need_delta, is_read=self.is_read, check=self._check_usable
-        )
+        self.waits = CacheWaits(
+            self._core, self._requests, self.need_delta, is_read=self.is_read, is_synced=self._is_synced,
+            check=self._check_usable, turn=self._turn, patience_s=PATIENCE_S if nb.session is None else 0.0,
+        )  # fmt: skip
+        """For `nb_api.aio`, whose coroutines wait for the same."""
         self._is_closed = self._is_inherited = False
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
@@ -142,10 +144,10 @@ class LocalCache(VerifiedCopy):
         One iterating thread at a time.  After `Resynced` of kind ``overrun`` read the whole cache: single changes were
         left out.  Raises UsageError when the cache calls back.
         """
-        if not isinstance(self._first.queue, ChangeQueue):
+        if not isinstance(self.first.queue, ChangeQueue):
             raise UsageError("this cache calls back; make one without on_changes to iterate")
         self._check_usable()
-        yield from self._first.changes(timeout_s=timeout_s)
+        yield from self.first.changes(timeout_s=timeout_s)
 
     def subscribe(self, on_changes: OnChanges | None = None, *, tables: Iterable[str] | None = None) -> Subscription:
         """A further consumer of this copy, of some of its tables.  It is told of the objects that are there as
@@ -208,25 +210,14 @@ class LocalCache(VerifiedCopy):
         was restored from a backup; Closed; UsageError in a callback, which would wait for itself, and for a table that
         is not followed.
         """
-        self._check_waiting()
-        check_revision(version, "version")
-        self._core.check_followed([table])
-        core, what = self._core, f"version {version} of {table} {key!r}"
-        if not core.reflects(table, key, version) and len(core.filters):
-            is_there = functools.partial(core.reflects, table, key, version)
-            self._versions.wait(version, is_there, what, timeout_s, PATIENCE_S)
-        return core.find(table, key)
+        return self.waits.changed.wait_through(self.waits.version(table, key, version, timeout_s))
 
     def wait_revision(self, revision: int, *, timeout_s: float) -> None:
         """Return when the copy has everything up to this revision of the database.
 
         A copy that follows the bus reads the database for that: `wait_version`, which raises the same, is cheaper.
         """
-        self._check_waiting()
-        check_revision(revision)
-        patience_s = 0.0 if isinstance(self._source, BusSource) else PATIENCE_S
-        if len(self._core.filters):
-            self._versions.wait(revision, lambda: False, f"revision {revision}", timeout_s, patience_s)
+        self.waits.changed.wait_through(self.waits.revision(revision, timeout_s))
 
     def wait_synced(self, *, timeout_s: float) -> None:
         """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout.
@@ -234,12 +225,7 @@ class LocalCache(VerifiedCopy):
         With a resync source that can stand in for a database that is away, it also returns when that has happened;
         `statistics` tells, and so does the `Resynced` of kind ``provisional``.
         """
-        self._check_usable()
-        with self._requests.changed:
-            if not self._requests.changed.wait_for(lambda: self._is_synced() or self._is_closed, timeout_s):
-                state = "objects were read" if self.is_loaded else "the first snapshot was not read"
-                raise WaitTimeout(f"the local cache was not complete within {timeout_s} s ({state})")
-        self._check_usable()
+        self.waits.changed.wait_through(self.waits.synced(timeout_s))
 
     def _is_synced(self) -> bool:
         if not len(self._core.filters):
@@ -358,8 +344,8 @@ class LocalCache(VerifiedCopy):
 
     def _after_change(self, differences: Sequence[Difference], now: float) -> None:
         """In turn."""
-        if self._versions.waiting:
-            self._versions.on_change()
+        if self.waits.waiting:
+            self.waits.on_change()
         if differences:
             self._pass_on(differences, now)
 

@@ -75,7 +75,7 @@ class Controller(Closeable):
         cache is closed, or was inherited by this process.
         """
         if inspect.iscoroutinefunction(reconcile):
-            raise UsageError("reconcile is a coroutine function: use nb_api.controller.aio.AsyncController")
+            raise UsageError("reconcile is a coroutine function: use nb_api.aio.Controller")
         check_arguments(reconcile, workers, tables)
         owner_map = owner_map_of(cache, tables, owners)
         self._reconcile = reconcile

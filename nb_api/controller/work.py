@@ -203,7 +203,7 @@ class Work:
         deleted, ending = (None, None) if end is None else (end.object, end.reason)
         token = self.note_token()
         asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._cache, asks)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, asks, self._cache)
 
     def _put_back(self, key: Key) -> None:
         del self._running[key]
