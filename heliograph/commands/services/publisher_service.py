@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from heliograph import databases, exits, options
+from heliograph import exits, options
 from heliograph.metrics import add_metrics_address, told
+from heliograph.opening import databases
 from heliograph.output import Output
 
 DESCRIPTION = """\

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from heliograph import databases, exits, options
+from heliograph import exits, options
+from heliograph.opening import databases
 from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
