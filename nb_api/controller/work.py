@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import random
@@ -28,6 +29,24 @@ _LOOK_S = 0.1
 """How soon a process that has become the leader begins to work."""
 HANGING_S = 60.0
 """A run that takes longer than this is named in the log."""
+
+
+@dataclasses.dataclass
+class _Times:
+    """How long keys waited for a worker, and runs took."""
+
+    waited_s: float = 0.0
+    waited_max_s: float = 0.0
+    run_s: float = 0.0
+    run_max_s: float = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self.waited_s += seconds
+        self.waited_max_s = max(self.waited_max_s, seconds)
+
+    def ran(self, seconds: float) -> None:
+        self.run_s += seconds
+        self.run_max_s = max(self.run_max_s, seconds)
 
 
 class Work:
@@ -78,7 +97,7 @@ class Work:
         self.unmapped = 0
         self.mapping_errors = 0
         self.complete_readings = 0
-        self._waited_s = self._waited_max_s = self._run_s = self._run_max_s = 0.0
+        self._times = _Times()
         self._log_failure = SeldomLog(LOG)
         self._log_hanging = SeldomLog(LOG)
         self._clock = clock or MonotonicClock()
@@ -157,8 +176,7 @@ class Work:
             taken = self._queue.take(now)
             if taken is not None:
                 self._running[taken.key] = now
-                self._waited_s += taken.waited_s
-                self._waited_max_s = max(self._waited_max_s, taken.waited_s)
+                self._times.waited(taken.waited_s)
             return taken
 
     def next_in_s(self) -> float:
@@ -290,9 +308,7 @@ class Work:
 
     def _ended(self, key: Key) -> float:
         now = self.now()
-        run_s = now - self._running.pop(key)
-        self._run_s += run_s
-        self._run_max_s = max(self._run_max_s, run_s)
+        self._times.ran(now - self._running.pop(key))
         return now
 
     def tell_idle(self) -> None:
@@ -390,10 +406,7 @@ class Work:
                 merged=counters.merged,
                 mapping_errors=self.mapping_errors,
                 complete_readings=self.complete_readings,
-                waited_s=self._waited_s,
-                waited_max_s=self._waited_max_s,
-                run_s=self._run_s,
-                run_max_s=self._run_max_s,
+                **dataclasses.asdict(self._times),
             )
 
 
