@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import os
@@ -16,7 +15,7 @@ from nb_api.api import NbApi, NbStatistics
 from nb_api.db_api import DbObject
 from nb_api.writing.transaction import Transaction
 from pubsub_api.errors import UsageError
-from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome, undo_late
+from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
 
 CALLS_MAX = 8
 """Calls that wait for the database at a time, each in a thread; further ones wait for their turn.  A database shares
@@ -174,12 +173,7 @@ class Opening:
         self._made: AsyncNbApi | None = None
 
     async def _open(self) -> AsyncNbApi:
-        opened = in_own_thread(self._make, "heliograph-aio-open")
-        try:
-            return AsyncNbApi(await outcome(opened))
-        except asyncio.CancelledError:
-            undo_late(opened, NbApi.close, "heliograph-aio-close")
-            raise
+        return AsyncNbApi(await outcome(in_own_thread(self._make, "heliograph-aio-open"), undo=NbApi.close))
 
     def __await__(self) -> Generator[Any, None, AsyncNbApi]:
         return self._open().__await__()

@@ -26,7 +26,7 @@ from nb_api.core.held_objects import Where
 from nb_api.core.indexes import IndexFunction
 from nb_api.db_api import DbObject
 from pubsub_api.errors import UsageError
-from pubsub_api.runtime.loops import in_own_thread, outcome, undo_late
+from pubsub_api.runtime.loops import in_own_thread, outcome
 
 _THREAD = "heliograph-cache-aio"
 _PORTION = 100
@@ -184,11 +184,7 @@ class AsyncLocalCache:
         """As `LocalCache.subscribe`: a further consumer.  Takes a thread while the objects that are there are
         listed.  When it is cancelled meanwhile, there is none."""
         made = in_own_thread(functools.partial(self._cache.subscribe, tables=tables), _THREAD)
-        try:
-            return AsyncSubscription(await outcome(made))
-        except asyncio.CancelledError:
-            undo_late(made, Subscription.close, _THREAD)
-            raise
+        return AsyncSubscription(await outcome(made, undo=Subscription.close))
 
     # -- indexes and topics
 

@@ -128,7 +128,7 @@ HELP: dict[str, dict[str, str]] = {
         "delivered": "Of a member of a group: events handed to the user.",
         "redelivered": "Of a member of a group: of these, deliveries beyond the first, as far as the group knows.",
         "acknowledged": "Of a member of a group: events that are done, dead letters not counted.",
-        "failed": "Of a member of a group: attempts that ended in a nack or an error of the callback.",
+        "failed": "Of a member of a group: attempts that ended in a refusal or an error of the callback.",
         "timed_out": (
             "Of a member of a group: events taken back because they were with the program for longer than "
             "handler_timeout."

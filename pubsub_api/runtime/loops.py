@@ -105,11 +105,14 @@ class LoopCalls:
 
         When the task is cancelled before the call has begun, the call is not made; later, it goes on unheard.
         """
+        return await outcome(self.begin(function, *args, **kwargs))
+
+    def begin(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """The same, without waiting for it.  Raises Closed."""
         try:
-            made = self._executor.submit(function, *args, **kwargs)
+            return self._executor.submit(function, *args, **kwargs)
         except RuntimeError as error:  # also at the end of the interpreter
             raise Closed("it is closed") from error
-        return await outcome(made)
 
     def close(self) -> None:
         """Take no more calls; block until those that were taken have ended.  Idempotent."""
@@ -138,27 +141,30 @@ def in_own_thread(function: Callable[[], T], name: str) -> concurrent.futures.Fu
     return made
 
 
-def undo_late(made: concurrent.futures.Future[T], undo: Callable[[T], None], name: str) -> None:
-    """Nobody waits for it any more: undo what is made, in a thread of its own, when it is there."""
+async def outcome(made: concurrent.futures.Future[T], *, undo: Callable[[T], None] | None = None) -> T:
+    """What a thread made.  Being cancelled cancels the call if it has not begun; else what it makes is undone, if that
+    is wanted, by a thread of its own."""
+    try:
+        await is_done_within(made, None)
+    except asyncio.CancelledError:
+        if not made.cancel() and undo is not None:
+            in_own_thread(functools.partial(_undo, made, undo), "heliograph-aio-undo")
+        raise
+    return made.result()
 
-    def wait() -> None:
-        if made.exception() is None:
-            undo(made.result())
 
-    in_own_thread(wait, name)
+def _undo(made: concurrent.futures.Future[T], undo: Callable[[T], None]) -> None:
+    if made.exception() is None:
+        undo(made.result())
 
 
-async def outcome(made: concurrent.futures.Future[T]) -> T:
-    """What a thread made.  Being cancelled cancels the call if it has not begun."""
+async def is_done_within(made: concurrent.futures.Future[T], timeout_s: float | None) -> bool:
+    """Wait until a thread has made it; False when the time is over.  Being cancelled changes nothing of it."""
     loop = asyncio.get_running_loop()
     told = loop.create_future()
     made.add_done_callback(lambda _: _tell(loop, told))
-    try:
-        await told
-    except asyncio.CancelledError:
-        made.cancel()
-        raise
-    return made.result()
+    await asyncio.wait((told,), timeout=timeout_s)
+    return made.done()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, told: asyncio.Future[None]) -> None:

@@ -201,8 +201,8 @@ def test_a_write_that_has_begun_goes_on_and_is_told(tmp_path: pathlib.Path) -> N
             with pytest.raises(asyncio.CancelledError):
                 await task
             held.go.set()
-            async for _ in cache.changes(timeout_s=WAIT_S):
-                if cache.get("port", "p1").value == 1:
+            async for change in cache.changes():
+                if not isinstance(change, Resynced) and change.object.value == 1:
                     break
 
     run(test())
@@ -398,7 +398,7 @@ def test_a_loop_that_is_closed_early_is_no_error_and_loses_nothing(
 
     async def test() -> None:
         async for change in cache.changes(timeout_s=WAIT_S):
-            if not isinstance(change, Resynced) and cache.get("port", "p0").value == 1:
+            if not isinstance(change, Resynced) and change.object.value == 1:
                 break
         await cache.close()
         await nb.close()
