@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
@@ -30,9 +30,19 @@ from nb_api import config
 from nb_api.core.changes import Action, Change, DbObject, Write, Written
 from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
+from pubsub_api.errors import NotSupported
 from pubsub_api.runtime.closing import Closeable
 
-__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write", "Written"]
+__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "ToldReport", "Write", "Written"]
+
+
+class ToldReport(NamedTuple):
+    """What was there when a report was told."""
+
+    before: bytes | None
+    """Under the same name."""
+    total: int
+    """Reports of all names, more or less."""
 
 
 class Snapshot(Closeable):
@@ -216,3 +226,22 @@ class DbApi(abc.ABC):
     @abc.abstractmethod
     def mark_published(self, revisions: Sequence[int]) -> None:
         """Take changes out of the outbox.  Unknown revisions are ignored."""
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:  # noqa: ARG002  a driver may do without
+        """Keep ``data`` under a name, in place of what was there: what a process tells of itself (`nb_api.fleet`).
+
+        A report is no object: it has no revision, the feed and the outbox do not show it, nobody who waits is woken.
+        One that a crash of the store takes back is told again soon, so no commit waits for a disk where that can be
+        had.  Raises LimitReached for what is too large, NotSupported, DbUnavailable.
+        """
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")
+
+    def reports(self) -> dict[str, bytes]:
+        """All reports by name.  Makes nothing.  Raises NotSupported, DbUnavailable."""
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")
+
+    def forget_reports(self, names: Sequence[str]) -> None:  # noqa: ARG002
+        """Take reports out.  Unknown names are ignored.  Raises NotSupported, DbUnavailable."""
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")

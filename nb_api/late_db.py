@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from nb_api.core.writes import CheckedWrite
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Write, Written
 from nb_api.revisions import HistoryCheck
 
 
@@ -86,3 +86,12 @@ class LateDb(DbApi):
 
     def mark_published(self, revisions: Sequence[int]) -> None:
         self._ready().mark_published(revisions)
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        return self._ready().tell_report(name, data)
+
+    def reports(self) -> dict[str, bytes]:
+        return self._ready().reports()
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._ready().forget_reports(names)

@@ -29,8 +29,10 @@ _FOLDERS = {
     },
     "services": {
         "durability-service": "keep history for late joiners",
+        "fleet": "list processes: who is behind, deaf, silent, old",
         "publisher-service": "publish for all workers of this host",
         "status": "ask the publisher service how it is",
+        "top": "watch the fleet live",
     },
     "setup": {
         "completion": "print what makes a shell complete commands",

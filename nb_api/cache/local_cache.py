@@ -22,7 +22,7 @@ from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.index import CacheIndexes, Index
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
-from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.cache.statistics import Followed, LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription, Subscriptions
 from nb_api.cache.sync import CacheSync
 from nb_api.cache.sync_requests import SyncRequests
@@ -445,10 +445,12 @@ class LocalCache(Closeable):
             objects=self._core.objects,
             tombstones=self._core.tombstones,
             position=self._core.position,
+            newest=self._core.newest,
+            followed=Followed(None if self._tables is None else tuple(self._tables), tuple(self._core.filters)),
             is_synced=is_synced,
             is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
-            syncs=dataclasses.replace(self._sync.counters),
+            syncs=self._sync.counters.copy(),
             overruns=self._subscriptions.overruns,
             callback_errors=self._subscriptions.errors,
             untold=self._subscriptions.untold,

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from nb_api.cache.sync import SyncCounters
 from nb_api.core.held_objects import CacheCounters
 from pubsub_api import SubscriberStatistics
+
+
+class Followed(NamedTuple):
+    """What a copy is of."""
+
+    tables: tuple[str, ...] | None
+    """None for all."""
+    topics: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +26,9 @@ class LocalCacheStatistics:
     tombstones: int
     position: int
     """Up to this revision of the database everything is reflected, and much after it."""
+    newest: int
+    """The highest revision of what was heard or read."""
+    followed: Followed
     is_synced: bool
     is_provisional: bool
     """The database is away, and the resync source has stood in for it."""

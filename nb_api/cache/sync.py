@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -32,6 +33,10 @@ from pubsub_api.core.events import Event
 LOG = logging.getLogger(__name__)
 
 _AFTER_REPLACING = "a new history"
+_DETAIL = re.compile(r"'[^']*'|\d+")
+"""In a reason: which object, which revision."""
+_REASONS_MAX = 30
+"""That are counted apart; programs may give reasons of their own."""
 
 
 @dataclasses.dataclass
@@ -63,6 +68,19 @@ class SyncCounters:
     stand_in_doubts: int = 0
     """Objects that were missing or old in what it had, until the database could be asked."""
     slots: SnapshotLimitCounters = dataclasses.field(default_factory=SnapshotLimitCounters)
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Snapshots, reads of topics and deltas, by why they were made; details are left out."""
+
+    def done(self, told: Sequence[Resynced]) -> None:
+        """These were made."""
+        for one in told:
+            reason = _DETAIL.sub("N", re.split("[:,;]", one.reason, maxsplit=1)[0])
+            if reason not in self.reasons and len(self.reasons) >= _REASONS_MAX:
+                reason = "others"
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def copy(self) -> SyncCounters:
+        return dataclasses.replace(self, reasons=self.reasons.copy())
 
 
 class CopyOwner(Protocol):
@@ -120,6 +138,11 @@ class CacheSync:
 
     def perform(self, task: SyncTask) -> list[Resynced]:
         """What was done.  A delta that cannot be done asks the owner for a snapshot.  Raises DbError, Closed."""
+        told = self._perform(task)
+        self.counters.done(told)
+        return told
+
+    def _perform(self, task: SyncTask) -> list[Resynced]:
         if task.is_snapshot:
             with self._turns.take(self._owner.pause, self._limit.counters):
                 return self._snapshot(task, loss=self._examine()[1])

@@ -20,6 +20,8 @@ from pubsub_api.errors import LimitReached, UsageError
 
 NAME_CHARACTERS_MAX = 255
 REVISION_MAX = 2**63 - 1
+REPORT_BYTES_MAX = 16_384
+"""Of what a process tells of itself.  Thousands are read at once."""
 
 # Unpaired surrogates too: no database can store them.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -99,6 +101,15 @@ def check_not_negative(number: float, what: str) -> None:
     """Raises UsageError for a negative number, and for what is no number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
         raise UsageError(f"{what} must be a number of at least 0, not {number!r}")
+
+
+def check_report(name: str, data: bytes) -> None:
+    """Raises InvalidObject for the name, LimitReached, and UsageError for what is not bytes."""
+    check_name(name, "report")
+    if not isinstance(data, bytes):
+        raise UsageError(f"a report is bytes, not {type(data).__name__}")
+    if len(data) > REPORT_BYTES_MAX:
+        raise LimitReached(f"a report of {len(data)} bytes is larger than {REPORT_BYTES_MAX}")
 
 
 def encode_value(value: Any, *, bytes_max: int) -> bytes:

@@ -40,7 +40,7 @@ from drivers.db.redis.link import Command, Links, Script
 from drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed, InvalidConfig
@@ -206,6 +206,23 @@ class RedisDb(DbApi):
                 ("ZREM", self._keys.outbox, *portion),
                 ("XDEL", self._keys.kept, *(f"{revision}-0" for revision in portion)),
             )
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        key = self._keys.reports
+        before, _, count = self._links.transaction(("HGET", key, name), ("HSET", key, name, data), ("HLEN", key))
+        return ToldReport(before, int(count))
+
+    def reports(self) -> dict[str, bytes]:
+        found = iter(self._links.call("HGETALL", self._keys.reports))
+        return {name.decode(): data for name, data in zip(found, found, strict=True)}
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._links.check_open()
+        for start in range(0, len(names), _PORTION):
+            self._links.call("HDEL", self._keys.reports, *names[start : start + _PORTION])
 
     # -- inside
 

@@ -27,7 +27,7 @@ from drivers.sqlite_common.pool import SqlitePool
 from drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found
-from nb_api.db_api import Action, Change, DbApi, DbObject, Written
+from nb_api.db_api import Action, Change, DbApi, DbObject, ToldReport, Written
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writing.outbox_age import OutboxAge
@@ -254,6 +254,34 @@ class SqliteDb(DbApi):
             return
         # Not synced: what a power failure takes back is published again.
         self._writer.write(lambda connection: outbox.mark(connection, revisions), is_durable=False)
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+
+        def operation(connection: sqlite3.Connection) -> ToldReport:
+            connection.execute(schema.REPORTS)  # a file of an earlier release has no such table
+            before = connection.execute("SELECT data FROM reports WHERE name = ?", (name,)).fetchone()
+            connection.execute("INSERT OR REPLACE INTO reports VALUES (?, ?)", (name, data))
+            return ToldReport(before and before[0], _one(connection, "SELECT count(*) FROM reports"))
+
+        return self._writer.write(operation, is_durable=False)
+
+    def reports(self) -> dict[str, bytes]:
+        def read(connection: sqlite3.Connection) -> dict[str, bytes]:
+            if not _one(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'reports'"):
+                return {}
+            return dict(connection.execute("SELECT name, data FROM reports").fetchall())
+
+        return self._run(read)
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        def operation(connection: sqlite3.Connection) -> None:
+            connection.execute(schema.REPORTS)
+            connection.executemany("DELETE FROM reports WHERE name = ?", [(name,) for name in names])
+
+        self._writer.write(operation, is_durable=False)
 
     # -- inside
 

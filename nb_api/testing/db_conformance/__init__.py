@@ -17,7 +17,7 @@ import pytest
 
 _PARTS = (
     "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
-    "snapshots", "transactions", "values",
+    "reports", "snapshots", "transactions", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -30,6 +30,7 @@ from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E40
 from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
 from nb_api.testing.db_conformance.processes import ProcessConformance  # noqa: E402
 from nb_api.testing.db_conformance.puts import PutConformance  # noqa: E402
+from nb_api.testing.db_conformance.reports import ReportConformance  # noqa: E402
 from nb_api.testing.db_conformance.snapshots import SnapshotConformance  # noqa: E402
 from nb_api.testing.db_conformance.transactions import TransactionConformance  # noqa: E402
 from nb_api.testing.db_conformance.values import ValueConformance  # noqa: E402
@@ -45,6 +46,7 @@ __all__ = [
     "OutboxConformance",
     "ProcessConformance",
     "PutConformance",
+    "ReportConformance",
     "SnapshotConformance",
     "TransactionConformance",
     "ValueConformance",
@@ -60,6 +62,7 @@ class DbConformance(
     FeedConformance,
     HistoryConformance,
     OutboxConformance,
+    ReportConformance,
     ConcurrencyConformance,
     ProcessConformance,
     LifecycleConformance,
