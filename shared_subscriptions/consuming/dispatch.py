@@ -21,8 +21,8 @@ from durable_log.errors import LogError
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, UsageError
 from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents
-from shared_subscriptions.consuming.handler_call import HandlerCall
 from shared_subscriptions import config
+from shared_subscriptions.consuming.handler_call import HandlerCall
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
