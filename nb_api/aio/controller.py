@@ -14,6 +14,7 @@ from types import TracebackType
 
 from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
+from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
     INTERVAL_MIN_S,
@@ -72,6 +73,7 @@ class AsyncController:
         runs_per_s_max: float | None = None,
         election: AsyncElection | None = None,
         timeout_s: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and what
         `Controller` raises."""
@@ -99,7 +101,7 @@ class AsyncController:
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
             cache.blocking, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
-            election=None if election is None else election.blocking,
+            election=None if election is None else election.blocking, clock=clock,
         )  # fmt: skip
         self._follower = CacheFollower(cache.blocking, owner_map, self._work, name=name)
         forking.register(self)

@@ -97,6 +97,12 @@ class ChangeQueue:
         except Closed:
             return None
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `get` gives something, or nothing ever again; False when it gives nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.waiting > 0 or self._is_closed, timeout_s)
+            return self.waiting > 0
+
     async def wait_in_loop(self, timeout_s: float | None) -> bool:
         """For a coroutine: wait until `get` gives something, or nothing ever again; False when the time is over."""
         is_ready = await self._changed.wait_for_in_loop(lambda: self.waiting > 0 or self._is_closed, timeout_s)

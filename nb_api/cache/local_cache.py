@@ -41,7 +41,7 @@ from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
 from nb_api.verifying.verified_copy import VerifiedCopy
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
-from pubsub_api.errors import Closed, Forked, HeliographError, UsageError
+from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
@@ -226,6 +226,15 @@ class LocalCache(VerifiedCopy):
         `statistics` tells, and so does the `Resynced` of kind ``provisional``.
         """
         self.waits.changed.wait_through(self.waits.synced(timeout_s))
+
+    def wait_told(self, *, timeout_s: float) -> None:
+        """Return when every change that the copy has now was told to its consumers, or put into their queues.
+
+        Raises WaitTimeout when a callback takes longer.
+        """
+        self._check_usable()
+        if not self._turn.wait_free(timeout_s):
+            raise WaitTimeout(f"a callback of the local cache has not returned within {timeout_s} s")
 
     def _is_synced(self) -> bool:
         if not len(self._core.filters):
