@@ -20,8 +20,8 @@ from shared_subscriptions.core.consuming.handler import Handler, LoanState
 LOG = logging.getLogger(__name__)
 
 _READ_EVENTS_MAX = 10_000
-_WAIT_S = 0.1
-"""How long a wait for shards that are not of interest any more may go on."""
+_WAIT_S = 0.25
+"""How long a wait for shards that are not of interest any more may go on; closing may take as long."""
 _IDLE_S = 5.0
 """The reader is woken when there is something to do; this is the longest wait should a wake-up be missing."""
 _READ_AT_ONCE = 32
