@@ -159,10 +159,8 @@ class Candidate:
     def claim(self, now: float) -> Claim:
         """What to write in order to lead.  Report the outcome with `written`, `refused` or `unknown`."""
         overthrows = None
-        if self.leader is not None:
-            self.predecessor = None
-            if self._lease_version:
-                overthrows = self.leader.lease, self._lease_version
+        if self.leader is not None and self._lease_version:
+            overthrows = self.leader.lease, self._lease_version
         return self._write(msgspec.structs.replace(self.me, beat=1), now, overthrows)
 
     # -- leading
