@@ -208,14 +208,13 @@ class Candidate:
         self._writes.unknown()
 
     def _settle(self, seen: SeenRecord | None) -> None:
-        """Find out what became of the write."""
-        outcome = self._writes.settle(*((None, 0) if seen is None else (seen.record, seen.version)))
-        if outcome == "done":
+        """Find out what became of the write.  Whether a leader was overtaken is seen by the version."""
+        if self._writes.settle(*((None, 0) if seen is None else (seen.record, seen.version))) == "done":
             self.role = CandidateRole.LEADING if self._was_leading else CandidateRole.WATCHING
             self._succeeded()
             return
         self._claim = None
-        if self._was_leading and outcome == "not done":
+        if self._was_leading:
             self.role = CandidateRole.LEADING
         else:
             self._depose()
@@ -224,4 +223,3 @@ class Candidate:
         self.role = CandidateRole.WATCHING
         self.leader = None
         self._seen_at = float("-inf")
-        self._writes.version = self._lease_version = 0

@@ -197,9 +197,10 @@ def test_who_resigned_leads_no_more_and_leaves_the_leases_to_others() -> None:
     claim = made.resignation(("b1", "b2"), 1.0)
     assert (claim.record.is_vacant, claim.record.leases, claim.expected) == (True, ("b1", "b2"), 9)
     made.written(10)
-    made.observed(None, 2.0)
-    assert (made.role, made.leader) == (CandidateRole.RETIRED, None)
-    assert not made.wants_to_claim(1e9)
+    for found in (seen("other", 11), None):
+        made.observed(found, 2.0)
+        assert (made.role, made.leader) == (CandidateRole.RETIRED, None)
+        assert not made.wants_to_claim(1e9)
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
