@@ -300,15 +300,20 @@ class Leading:
     def _note_time(self) -> None:
         self.candidate.me = msgspec.structs.replace(self.candidate.me, renewed_ns=time.time_ns())
 
-    def renew(self, leader: Leader, states: Sequence[ShardState], now: float, *, reads_declaration: bool) -> None:
-        """Look what there is to hand out and, with ``reads_declaration``, what operators want.  Raises LogError."""
+    def renew(
+        self, leader: Leader, states: Sequence[ShardState], now: float, *, has_moved: bool, reads_declaration: bool
+    ) -> bool:
+        """Look what there is to hand out, when shards have moved or it does not know, and with ``reads_declaration``
+        what operators want; False when nothing is new.  Raises LogError."""
         declaration = leader.declaration
         if reads_declaration or leader.is_outdated:
             found = self._records.declaration()
             if found is None:
                 self._end_group(leader)
-                return
+                return True
             declaration = found
+        if not has_moved and not leader.is_outdated and declaration == leader.declaration:
+            return False
         infos = {
             state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end)
             for state in states
@@ -318,6 +323,7 @@ class Leading:
         self._is_touched |= infos.keys() != leader.partitions.keys() or declaration != leader.declaration
         leader.on_declaration(declaration, now)
         leader.on_partitions(infos, now)
+        return True
 
     def _end_group(self, leader: Leader) -> None:
         LOG.warning("Group %s was destroyed.", self.name)

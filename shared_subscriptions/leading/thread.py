@@ -370,8 +370,11 @@ class LeaderThread:
         for group in itertools.chain.from_iterable(self._led.values()) if reads_all or has_moved else outdated:
             leader = group.leader
             if leader is not None:
-                self._guard(group, group.renew, leader, states, now, reads_declaration=reads_all)
-                self._touched[group] = None
+                is_new = self._guard(
+                    group, group.renew, leader, states, now, has_moved=has_moved, reads_declaration=reads_all
+                )
+                if is_new is not False:
+                    self._touched[group] = None
 
     def _tell_growth(self, now: float) -> None:
         ends: dict[int, int] = {}
