@@ -27,7 +27,7 @@ from typing import TypeVar
 from oslo_config import cfg
 
 from durable_log.errors import LogError, LogReplaced, RecordConflict
-from durable_log.log_api import LogApi, ShardState
+from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.sockets.waking import Waker
@@ -72,12 +72,11 @@ class LeaderThread:
         self._touched: dict[Leading, None] = {}
         """Groups to which something has happened, the one that waits longest first."""
         self._look_round_at = self._read_all_at = 0.0
-        self._states: Sequence[ShardState] = ()
-        self._changes = -1
+        self._known: tuple[int, list[tuple[int, int]]] = (-1, [])
+        """The version of operators' wishes, and where shards began and ended, at the last look."""
         self._growth: queue.SimpleQueue[Mapping[int, int]] = queue.SimpleQueue()
         self._tell_at = 0.0
-        self._is_closing = False
-        self._close_by = 0.0
+        self._close_by = float("inf")
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
@@ -121,12 +120,15 @@ class LeaderThread:
     def close(self, *, timeout_s: float) -> None:
         """Resign where it leads, taking all partitions back in good order within the time given, and end the thread."""
         self._close_by = time.monotonic() + timeout_s
-        self._is_closing = True
         self._waker.wake()
         if self._thread.ident is None:
             self._release()
         elif self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._close_by < float("inf")
 
     # -- the thread
 
@@ -360,12 +362,11 @@ class LeaderThread:
         except LogError as error:
             self._log_trouble("Groups: the log cannot be used now: %s", error)
             return
-        version = 0 if changes is None else changes.version
-        reads_all = version != self._changes or now >= self._read_all_at
+        found = (0 if changes is None else changes.version), [(one.start, one.end) for one in states]
+        reads_all, has_moved = found[0] != self._known[0] or now >= self._read_all_at, found[1] != self._known[1]
+        self._known = found
         if reads_all:
-            self._changes, self._read_all_at = version, now + _READ_ALL_S
-        has_moved = [(one.start, one.end) for one in states] != [(one.start, one.end) for one in self._states]
-        self._states = states
+            self._read_all_at = now + _READ_ALL_S
         outdated, self._outdated = self._outdated, {}
         for group in itertools.chain.from_iterable(self._led.values()) if reads_all or has_moved else outdated:
             leader = group.leader
