@@ -134,8 +134,9 @@ class SqliteLog(SegmentedLog):
         checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
-        backoff = Backoff(_POLL_INTERVAL_S, _POLL_INTERVAL_MAX_S)
         watch = FileWatch(self._store.path)
+        # More is likely soon after a write.  Where nobody has written for long, it looks seldom from the beginning.
+        backoff = Backoff(max(_POLL_INTERVAL_S, min(watch.quiet_s(), _POLL_INTERVAL_MAX_S)), _POLL_INTERVAL_MAX_S)
         while True:
             commits = self._store.commits
             rest = deadline - time.monotonic()
