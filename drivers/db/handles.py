@@ -111,6 +111,9 @@ class Handles(Generic[H]):
     def close_idle(self) -> None:
         """Close what was unused for a while."""
         oldest = time.monotonic() - IDLE_S
+        idle = self._idle
+        if not idle or idle[0][1] > oldest:
+            return  # as nearly always; without the lock, since the next one looks again
         with self._freed:
             count = sum(used_at <= oldest for _, used_at in self._idle)
             unused, self._idle = self._idle[:count], self._idle[count:]

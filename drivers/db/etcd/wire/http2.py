@@ -47,6 +47,8 @@ _STREAM_MAX = 2**31 - 3
 _PREFIX_BYTES = 5
 """Before a message: whether it is compressed, and its length."""
 _BLOCKS_MAX = 32
+_PING_PAUSE_S = 0.1
+"""Pings are answered with the next call, and no more often: a server sends one with each answer, to measure."""
 
 
 class NotGrpc(Exception):
@@ -78,6 +80,9 @@ class GrpcConnection(EtcdConnection):
         """Frames that leave with the next call."""
         self._room = self._stream_room = _FIRST_ROOM
         """For what we send: in all, and at the beginning of a stream."""
+        self._ping = b""
+        """The newest one, if it is not answered."""
+        self._ping_answered_at = 0.0
         self._taken = 0
         """What the server has sent since it was last told that there is room."""
         self._request_heads: dict[tuple[str, str], bytes] = {}
@@ -112,6 +117,9 @@ class GrpcConnection(EtcdConnection):
         while self._room < len(message):
             self._heard(*self._read_frame(deadline))
         self._room -= len(message)
+        if self._ping and time.monotonic() - self._ping_answered_at > _PING_PAUSE_S:
+            self._waiting += _frame(_PING, _ACK, 0, self._ping)
+            self._ping, self._ping_answered_at = b"", time.monotonic()
         frames = [self._waiting, _frame(_HEADERS, _END_HEADERS, self._stream, self._request_head(path, token))]
         self._waiting = b""
         for start in range(0, len(message), _FRAME_BYTES_MAX):
@@ -211,7 +219,7 @@ class GrpcConnection(EtcdConnection):
                 if setting == _WINDOW_SIZE:
                     self._stream_room = value
         elif kind == _PING and not flags & _ACK:
-            self._waiting += _frame(_PING, _ACK, 0, payload)
+            self._ping = payload
         elif kind == _WINDOW_UPDATE and stream == 0:
             self._room += int.from_bytes(payload, "big") & 0x7FFFFFFF
         elif kind == _GOAWAY:

@@ -12,6 +12,8 @@ from drivers.db.etcd.wire.messages import Codec, KeyValue, Txn, TxnOutcome
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _NUMBER_BYTES_MAX = 10
+_SMALL = [bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7)) for value in range(1024)]
+"""Numbers as they are written; most are lengths, and they are small."""
 _COMPARE_MOD, _COMPARE_VALUE = b"\x10\x02\x1a", b"\x10\x03\x1a"
 """Compare.target, and the tag of its key; that the result is to be equal is the default."""
 _MOD_REVISION, _VALUE = b"\x30", b"\x3a"
@@ -24,7 +26,7 @@ class ProtobufCodec(Codec):
         return b""
 
     def read_cluster_id(self, body: bytes) -> int:
-        return _header(body, 1)
+        return next((_header(_bytes(value), 1) for number, value in _fields(body) if number == 1), 0)
 
     def login(self, user: str, password: str) -> bytes:
         return _sized(_FIRST, user.encode()) + _sized(_SECOND, password.encode())
@@ -40,7 +42,8 @@ class ProtobufCodec(Codec):
             if value is not None:
                 parts.append(_sized(_FIRST, b"%b%b%b" % (_COMPARE_VALUE, named, _sized(_VALUE, value))))
         for key, value in txn.puts:
-            parts.append(_sized(_SECOND, _sized(_SECOND, _sized(_FIRST, key) + _sized(_SECOND, value))))
+            put = b"\x0a%b%b\x12%b%b" % (_number(len(key)), key, _number(len(value)), value)
+            parts.append(_sized(_SECOND, b"\x12%b%b" % (_number(len(put)), put)))
         for key, end in txn.removals:
             request = _sized(_FIRST, key) + (_sized(_SECOND, end) if end else b"")
             parts.append(_sized(_SECOND, _sized(_THIRD, request)))
@@ -48,22 +51,25 @@ class ProtobufCodec(Codec):
         return b"".join(parts)
 
     def read_outcome(self, body: bytes) -> TxnOutcome:
-        succeeded = False
+        revision, succeeded = 0, False
         found: list[KeyValue | None] = []
         for number, value in _fields(body):
-            if number == 2:
+            if number == 1:
+                revision = _header(_bytes(value), 3)
+            elif number == 2:
                 succeeded = bool(value)
-            elif number == 3 and not succeeded:
+            elif succeeded:
+                break  # the rest says that what was to be put was put
+            elif number == 3:
                 found.append(_read_first_kv(_bytes(value)))
-        return TxnOutcome(_header(body, 3), succeeded, found)
+        return TxnOutcome(revision, succeeded, found)
 
 
 PROTOBUF = ProtobufCodec()
 
 
-def _header(body: bytes, wanted: int) -> int:
+def _header(header: bytes, wanted: int) -> int:
     """A number of the header that every answer begins with: 1 is the cluster, 3 the revision."""
-    header = next((_bytes(value) for number, value in _fields(body) if number == 1), b"")
     return next((_integer(value) for number, value in _fields(header) if number == wanted), 0)
 
 
@@ -89,8 +95,8 @@ def _read_kv(data: bytes) -> KeyValue:
 
 
 def _number(value: int) -> bytes:
-    if value < 128:
-        return bytes((value,))
+    if value < len(_SMALL):
+        return _SMALL[value]
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)
@@ -109,15 +115,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < end:
         tag, at = _read_number(data, at)
         kind = tag & 7
+        size, at = (8 if kind == _FIXED64 else 4, at) if kind in (_FIXED64, _FIXED32) else _read_number(data, at)
         if kind == _VARINT:
-            value, at = _read_number(data, at)
-            yield tag >> 3, value
+            yield tag >> 3, size
             continue
-        if kind == _SIZED:
-            size, at = _read_number(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
+        if kind not in (_SIZED, _FIXED64, _FIXED32):
             raise ValueError("the answer is no message of protobuf")
         if at + size > end:
             raise ValueError("the answer ends too soon")
@@ -127,11 +129,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
     """The number that begins there, and where the next thing begins."""
-    number = 0
-    for place, byte in enumerate(data[at : at + _NUMBER_BYTES_MAX]):
-        number |= (byte & 127) << 7 * place
-        if byte < 128:
-            return number, at + place + 1
+    number = shift = 0
+    for byte in data[at : at + _NUMBER_BYTES_MAX]:
+        at += 1
+        if byte < 128:  # mostly the first one
+            return number | byte << shift, at
+        number |= (byte & 127) << shift
+        shift += 7
     raise ValueError("the answer has a number without an end")
 
 
