@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import psycopg
 import pytest
 
+from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import DbUnavailable, ObjectExists, RevisionTooOld
 from nb_api.loading import open_db
@@ -399,3 +400,44 @@ def test_a_user_who_may_not_create_is_told_what_to_do(url: str, db: DbApi, clien
     clerk = url.replace("heliograph@", "clerk@")
     with pytest.raises(InvalidConfig, match="earlier release.*may create"), opened(clerk):
         pass
+
+
+def test_functions_that_are_dropped_under_a_writer_are_made_again(db: DbApi, client: Client) -> None:
+    """As in a database that is put back from before an upgrade, without a restart of those who write."""
+    writes = [Write("put", "t", "a", 1, "t"), Write("put", "t", "b", 1, "t")]
+    versions = [db.put("t", "k", 1, topic="t"), *db.apply(writes)]
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    versions.append(db.put("t", "k", 2, topic="t"))
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    versions += db.apply([Write("put", "t", "a", 2, "t"), Write("put", "t", "b", 2, "t")])
+    assert [change.revision for change in db.changes(0)] == versions
+
+
+def test_tables_that_are_dropped_under_a_writer_are_not_made_again(db: DbApi, client: Client) -> None:
+    db.put("t", "k", 1, topic="t")
+    client.execute("DROP SCHEMA heliograph CASCADE")
+    with pytest.raises(InvalidConfig):
+        db.put("t", "k", 2, topic="t")
+    assert number(client, "SELECT count(*) FROM pg_namespace WHERE nspname = 'heliograph'") == 0
+
+
+def test_a_statement_that_is_prepared_already_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a client that had the connection before, as pools between us and the server lend them."""
+    known: list[PreparedStatement] = []
+    make = PostgresPool._open
+
+    def open_used(pool: PostgresPool) -> PostgresConnection:
+        connection = make(pool)
+        for statement in known:
+            connection.pgconn.prepare(statement.name, statement.source)
+        return connection
+
+    monkeypatch.setattr(PostgresPool, "_open", open_used)
+    call = PostgresConnection.call
+    monkeypatch.setattr(PostgresConnection, "call", lambda self, statement, *rest: known.append(statement) or call(
+        self, statement, *rest))  # fmt: skip
+    with opened(url) as db:
+        version = db.put("t", "k", 1, topic="t")
+    assert known
+    with opened(url) as db:
+        assert db.put("t", "k", 2, topic="t") > version
