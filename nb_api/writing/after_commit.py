@@ -39,6 +39,8 @@ _STALLED_S = 0.5
 """A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
+_END_S = 1.0
+"""Beyond the time that it has, for the thread to notice that it is over."""
 _CONFIRM_PAUSE_S = 0.02
 """In a flood confirmations are at least so far apart."""
 
@@ -78,6 +80,8 @@ class AfterCommitPublisher:
         self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
+        self._ends_at = math.inf
+        """When the thread ends in any case, once this is closed."""
         self._start_afresh()
         forking.register(self)
 
@@ -189,11 +193,13 @@ class AfterCommitPublisher:
     def close(self) -> None:
         """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
         with self._changed:
-            self._is_closed = True
+            if not self._is_closed:
+                self._is_closed = True
+                self._ends_at = time.monotonic() + self._timeout_s
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(2 * self._timeout_s)
+            thread.join(self._timeout_s + _END_S)
             rest = len(self.in_hand())
             if rest:
                 LOG.warning(
@@ -276,17 +282,18 @@ class AfterCommitPublisher:
     # -- the thread
 
     def _run(self) -> None:
-        deadline: float | None = None
-        while True:
+        while not self._is_over():
             batch = self._await_work()
             if batch:
                 self._publish(batch)
             if self._is_confirmation_due():
                 self._confirm()
-            if self._is_closed and self._is_idle():
-                deadline = deadline or time.monotonic() + self._timeout_s
-                if not self._unconfirmed or time.monotonic() > deadline:
-                    return
+
+    def _is_over(self) -> bool:
+        """It is closed, and nothing is left to do, or there is no more time for it."""
+        if not self._is_closed:
+            return False
+        return (self._is_idle() and not self._unconfirmed) or time.monotonic() > self._ends_at
 
     def _await_work(self) -> list[Change]:
         """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
@@ -295,9 +302,10 @@ class AfterCommitPublisher:
                 waits_s = self._wait_before_taking()
                 if waits_s <= 0:
                     return self._take()
-                if self._is_confirmation_due() or (self._is_closed and self._is_idle() and not self._unconfirmed):
+                if self._is_confirmation_due() or self._is_over():
                     return []
                 now = time.monotonic()
+                waits_s = min(waits_s, max(self._ends_at - now, 0.0))
                 if self._unconfirmed:
                     waits_s = min(waits_s, max(self._last_confirmed + self._confirm_interval_s - now, 0.0))
                 self._wakes_at = now + waits_s
@@ -332,7 +340,7 @@ class AfterCommitPublisher:
         """Wait until what was published is out of our hands.  Raises as `ChangePublisher.flush`."""
         mark, is_proven = self._way.mark(), True
         try:
-            self._publisher.flush(timeout_s=self._timeout_s)
+            self._publisher.flush(timeout_s=max(min(self._timeout_s, self._ends_at - time.monotonic()), 0.0))
         except (LimitReached, NotPermitted):
             raise  # it was refused, and not held up
         except BaseException:
