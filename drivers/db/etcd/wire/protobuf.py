@@ -22,6 +22,8 @@ _FIRST, _SECOND, _THIRD = b"\x0a", b"\x12", b"\x1a"
 
 
 class ProtobufCodec(Codec):
+    """As gRPC carries them."""
+
     def status(self) -> bytes:
         return b""
 
