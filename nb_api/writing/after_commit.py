@@ -86,7 +86,9 @@ class AfterCommitPublisher:
         forking.register(self)
 
     def _start_afresh(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Sequence[Change]] = deque()
         """The changes of each transaction."""
         self._queued = Load(0, 0)
@@ -119,7 +121,7 @@ class AfterCommitPublisher:
         not wait for a publisher service or a bus that is away.  What finds no room is left to the sweeper.
         """
         try:
-            with self._changed:
+            with self._lock:
                 if not self._is_taken(changes) or self._sender is not None:
                     return  # left to the sweeper, or to who sends
                 now = time.monotonic()
@@ -170,7 +172,7 @@ class AfterCommitPublisher:
 
         Raises WaitTimeout, with the last failure when there was one.
         """
-        with self._changed:
+        with self._lock:
             goal = self.counters.committed
             self._is_hurried = True
             self._changed.notify_all()
@@ -186,13 +188,13 @@ class AfterCommitPublisher:
 
     def in_hand(self) -> set[int]:
         """Revisions that are on their way: they need not be swept."""
-        with self._changed:
+        with self._lock:
             waiting = [change.revision for changes in (*self._queue, self._in_work) for change in changes]
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
         """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
-        with self._changed:
+        with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 self._ends_at = time.monotonic() + self._timeout_s
@@ -248,7 +250,7 @@ class AfterCommitPublisher:
             )
 
     def _sent(self, batch: Sequence[Change], published: Sequence[Change], refused: int, begun: float) -> None:
-        with self._changed:
+        with self._lock:
             self._way.published(load_of(batch), commits=self._commits_in_work, begun=begun, now=time.monotonic())
             if not published and not refused:
                 self._way.lost()
@@ -268,7 +270,7 @@ class AfterCommitPublisher:
 
     def _stop_sending(self) -> None:
         """An interrupt went through here: this thread does not go on.  What was lost by it is left to the sweeper."""
-        with self._changed:
+        with self._lock:
             if self._sender == threading.get_ident():
                 self._in_work = ()
                 self._sender = None
@@ -297,7 +299,7 @@ class AfterCommitPublisher:
 
     def _await_work(self) -> list[Change]:
         """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
-        with self._changed:
+        with self._lock:
             while True:
                 waits_s = self._wait_before_taking()
                 if waits_s <= 0:
@@ -347,12 +349,12 @@ class AfterCommitPublisher:
             is_proven = False
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._way.flushed(mark, is_proven=is_proven)
 
     def _confirm(self) -> None:
         """Wait until the changes are out of our hands, then take them out of the outbox."""
-        with self._changed:
+        with self._lock:
             revisions = list(self._unconfirmed)
         try:
             self._flush_publisher()
@@ -360,7 +362,7 @@ class AfterCommitPublisher:
         except (LimitReached, NotPermitted) as error:
             # Which of them, is not known here; the sweeper, which publishes them again, finds out.
             self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
-            with self._changed:
+            with self._lock:
                 self._leave(self._forget(revisions))
         except HeliographError as error:
             self._failed("confirmed", error)
@@ -368,7 +370,7 @@ class AfterCommitPublisher:
             LOG.exception("After commit: confirming failed in an unforeseen way. It will be tried again.")
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
-            with self._changed:
+            with self._lock:
                 self.counters.confirmed += self._forget(revisions)
                 if self._failure is not None:
                     LOG.info("After commit: changes are published again.")

@@ -216,6 +216,8 @@ class EtcdClient:
         if error.is_certain and self._has_grpc:
             self._has_grpc = False
             LOG.info("%s speaks no gRPC, so transactions take its slower gateway: %s", self.settings.address, error)
+        else:
+            LOG.debug("%s: a transaction takes the gateway: %s", self.settings.address, error)
 
     def open_watch(self, request: dict[str, Any]) -> WatchStream:
         """Begin to hear of keys."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 import pytest
 
@@ -324,3 +326,20 @@ def test_a_service_that_was_waited_for_in_vain_is_not_waited_for_at_the_end() ->
         publisher.flush(timeout_s=0.0)
     publisher.close()
     assert worker.closed_with == {"timeout_s": 0.0}
+
+
+def test_a_writer_enters_no_condition(nb: NbApi) -> None:
+    """Its lock instead: `Condition.__enter__` is Python, and an interrupt within it would leave the lock held."""
+    entered: list[str] = []
+
+    def look(frame: FrameType, kind: str, _argument: object) -> None:
+        if kind == "call" and frame.f_code is threading.Condition.__enter__.__code__ and frame.f_back is not None:
+            entered.append(frame.f_back.f_code.co_filename)
+
+    sys.setprofile(look)
+    try:
+        nb.put("port", "p1", 1, topic="t")
+        nb.flush(timeout_s=WAIT_S)
+    finally:
+        sys.setprofile(None)
+    assert [where for where in entered if "/nb_api/writing/" in where or "/drivers/db/" in where] == []
