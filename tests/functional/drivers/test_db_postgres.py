@@ -7,11 +7,11 @@ import itertools
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
 
-from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import DbUnavailable, ObjectExists, RevisionTooOld
 from nb_api.loading import open_db
@@ -423,21 +423,18 @@ def test_tables_that_are_dropped_under_a_writer_are_not_made_again(db: DbApi, cl
 
 def test_a_statement_that_is_prepared_already_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a client that had the connection before, as pools between us and the server lend them."""
-    known: list[PreparedStatement] = []
-    make = PostgresPool._open
-
-    def open_used(pool: PostgresPool) -> PostgresConnection:
-        connection = make(pool)
-        for statement in known:
-            connection.pgconn.prepare(statement.name, statement.source)
-        return connection
-
-    monkeypatch.setattr(PostgresPool, "_open", open_used)
-    call = PostgresConnection.call
-    monkeypatch.setattr(PostgresConnection, "call", lambda self, statement, *rest: known.append(statement) or call(
-        self, statement, *rest))  # fmt: skip
     with opened(url) as db:
         version = db.put("t", "k", 1, topic="t")
-    assert known
+        pool, statement = vars(db)["_pool"], vars(db)["_statements"].write
+    make, used = type(pool)._open, []
+
+    def open_used(pool: Any) -> Any:
+        connection = make(pool)
+        connection.pgconn.prepare(statement.name, statement.source)
+        used.append(connection)
+        return connection
+
+    monkeypatch.setattr(type(pool), "_open", open_used)
     with opened(url) as db:
         assert db.put("t", "k", 2, topic="t") > version
+    assert used
