@@ -82,13 +82,16 @@ class SqliteDb(DbApi):
         )
         self._writer = GroupCommit(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._news = threading.Condition(self._lock)
         self._commits = 0
         self._age = OutboxAge()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._age = OutboxAge()
 
     def exists(self) -> bool:
@@ -112,7 +115,7 @@ class SqliteDb(DbApi):
     def close(self) -> None:
         self._is_closed = True
         self._pool.close()
-        with self._news:
+        with self._lock:
             self._news.notify_all()
 
     # -- objects
@@ -233,7 +236,7 @@ class SqliteDb(DbApi):
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
-            with self._news:
+            with self._lock:
                 if not self._is_closed and self._commits == commits:
                     self._news.wait(min(rest, backoff.next_s()))
 
@@ -312,7 +315,7 @@ class SqliteDb(DbApi):
 
     def _write(self, operation: Operation[T]) -> T:
         result = self._writer.write(operation)
-        with self._news:
+        with self._lock:
             self._commits += 1
             self._news.notify_all()
         return result
