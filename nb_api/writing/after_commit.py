@@ -93,7 +93,6 @@ class AfterCommitPublisher:
         """The changes of each transaction."""
         self._queued = Load(0, 0)
         self._in_work: Sequence[Change] = ()
-        self._commits_in_work = 0
         self._sender: int | None = None
         """The thread that publishes: it alone, so that what it took before is on the wire before what comes now."""
         self._unconfirmed: deque[int] = deque()
@@ -101,8 +100,6 @@ class AfterCommitPublisher:
         self._way = DirectWay()
         self._progress_at = time.monotonic()
         """When something was last taken from the queue, or put into an empty one."""
-        self._wakes_at = 0.0
-        """When the thread, if it waits, looks again by itself."""
         self._is_hurried = False
         self._failure: HeliographError | None = None
         self._thread: threading.Thread | None = None
@@ -124,10 +121,8 @@ class AfterCommitPublisher:
             with self._lock:
                 if not self._is_taken(changes) or self._sender is not None:
                     return  # left to the sweeper, or to who sends
-                now = time.monotonic()
-                if not self._way.is_free(self._queued, now):
-                    if self._wakes_at > now + max(self._way.pause_s(now), 0.0):
-                        self._changed.notify_all()
+                if not self._way.is_free(self._queued, time.monotonic()):
+                    self._changed.notify_all()
                     return
                 batch = self._take()
             self._publish(batch)
@@ -215,10 +210,8 @@ class AfterCommitPublisher:
         self._sender = threading.get_ident()
         self._progress_at = time.monotonic()
         batch: list[Change] = []
-        waiting = len(self._queue)
         while self._queue and len(batch) < self._batch_max:
             batch += self._queue.popleft()
-        self._commits_in_work = waiting - len(self._queue)
         self._in_work = batch
         if self._queued.changes >= self._queue_max:
             self._changed.notify_all()
@@ -251,7 +244,7 @@ class AfterCommitPublisher:
 
     def _sent(self, batch: Sequence[Change], published: Sequence[Change], refused: int, begun: float) -> None:
         with self._lock:
-            self._way.published(load_of(batch), commits=self._commits_in_work, begun=begun, now=time.monotonic())
+            self._way.published(load_of(batch), begun=begun, now=time.monotonic())
             if not published and not refused:
                 self._way.lost()
             # The thread sleeps without an end while nothing is to be confirmed.
@@ -301,24 +294,13 @@ class AfterCommitPublisher:
         """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
         with self._lock:
             while True:
-                waits_s = self._wait_before_taking()
-                if waits_s <= 0:
+                if self._queue and self._sender is None:
                     return self._take()
                 if self._is_confirmation_due() or self._is_over():
                     return []
-                now = time.monotonic()
-                waits_s = min(waits_s, max(self._ends_at - now, 0.0))
-                if self._unconfirmed:
-                    waits_s = min(waits_s, max(self._last_confirmed + self._confirm_interval_s - now, 0.0))
-                self._wakes_at = now + waits_s
-                self._changed.wait(None if math.isinf(waits_s) else waits_s)
-                self._wakes_at = 0.0
-
-    def _wait_before_taking(self) -> float:
-        """Until what waits may be published by the thread; infinite when nothing does, or somebody else sends."""
-        if not self._queue or self._sender is not None:
-            return math.inf
-        return 0.0 if self._is_hurried or self._is_closed else self._way.pause_s(time.monotonic())
+                confirms_at = self._last_confirmed + self._confirm_interval_s if self._unconfirmed else math.inf
+                rest_s = min(confirms_at, self._ends_at) - time.monotonic()
+                self._changed.wait(None if math.isinf(rest_s) else max(rest_s, 0.0))
 
     def _is_idle(self) -> bool:
         """Nothing is published or waits for that."""

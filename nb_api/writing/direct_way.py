@@ -26,14 +26,6 @@ SLOW_PAUSE_S = 2.0
 a while."""
 
 
-FLOOD_GAP_S = 0.001
-FLOOD_RUN = 16
-"""So many publications, each so soon after the one before, are a flood."""
-FLOOD_PAUSE_S = 0.002
-"""In a flood publications are so far apart.  What a frame costs every controller, and the writer for each of them, is
-then shared by the changes of several commits."""
-
-
 class Load(NamedTuple):
     """An amount of changes."""
 
@@ -66,18 +58,10 @@ class DirectWay:
         self._flushed = Load(0, 0)
         """Of these, when the last flush began."""
         self._slow_until = 0.0
-        self._run = 0
-        """Publications in a row that were close to each other."""
-        self._last_at = 0.0
-        """When the last one ended."""
 
     def is_free(self, load: Load, now: float) -> bool:
-        """Whether so much can be published without waiting, and is to be published now."""
-        return self._is_proven and now >= self._slow_until and self._has_room(load) and self.pause_s(now) <= 0
-
-    def pause_s(self, now: float) -> float:
-        """For how long nothing is to be published, because of a flood; 0 or less: it may be."""
-        return self._last_at + FLOOD_PAUSE_S - now if self._run >= FLOOD_RUN else 0.0
+        """Whether so much can be published without waiting."""
+        return self._is_proven and now >= self._slow_until and self._has_room(load)
 
     @property
     def is_full(self) -> bool:
@@ -88,13 +72,9 @@ class DirectWay:
         changes = self._published.changes - self._flushed.changes + load.changes
         return changes <= CHANGES_MAX and self._published.bytes - self._flushed.bytes + load.bytes <= BYTES_MAX
 
-    def published(self, load: Load, *, commits: int, begun: float, now: float) -> None:
-        """So much was published, of so many commits, from then till now."""
+    def published(self, load: Load, *, begun: float, now: float) -> None:
+        """So much was published, from then till now."""
         self._published = self._published.plus(load)
-        # In a flood several commits come within a pause, and they are published together right after it.
-        gap_s = FLOOD_GAP_S if commits == 1 else 2 * FLOOD_PAUSE_S
-        self._run = self._run + 1 if begun - self._last_at < gap_s else 0
-        self._last_at = now
         if self._is_proven and now - begun > SLOW_S:  # what opens the publisher takes its time
             self._slow_until = now + SLOW_PAUSE_S
 
