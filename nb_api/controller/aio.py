@@ -11,8 +11,9 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.view import CacheView
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
     INTERVAL_MIN_S,
@@ -25,7 +26,7 @@ from nb_api.controller.core.keys import Key, RetryPauses
 from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
-from nb_api.controller.request import AsyncReconcile
+from nb_api.controller.request import AsyncReconcile, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
@@ -51,8 +52,8 @@ class AsyncController:
 
     def __init__(
         self,
-        cache: LocalCache,
-        reconcile: AsyncReconcile,
+        cache: CacheView[T],
+        reconcile: AsyncReconcile[T],
         *,
         workers: int = 4,
         tables: Sequence[str] | None = None,
@@ -76,7 +77,7 @@ class AsyncController:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
-        self._reconcile = reconcile
+        self._reconcile: AsyncReconcile[Any] = reconcile
         self._workers = workers
         self._name = name
         self._timeout_s = timeout_s
@@ -88,7 +89,7 @@ class AsyncController:
         self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
-        self._follower = CacheFollower(cache, owner_map, self._work, name=name)
+        self._follower = CacheFollower(cache.cache, owner_map, self._work, name=name)
         forking.register(self)
         self._follower.start()
 
