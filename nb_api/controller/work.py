@@ -53,7 +53,6 @@ class Work:
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
         self._view = view
-        self._cache = view.cache
         self._name = name
         self._wake = wake
         self._has_ends = has_ends
@@ -188,7 +187,7 @@ class Work:
         """
         key, end = taken.key, None
         try:
-            found = self._cache.get(key.table, key.key)
+            found = self._view.cache.get(key.table, key.key)
         except ObjectNotFound:
             found = None
         with self.lock:
@@ -212,7 +211,7 @@ class Work:
                 raise GiveUp(str(error)) from error
         token = self.note_token()
         asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._cache, asks)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._view.cache, asks)
 
     def _shown_last(self, deleted: DbObject) -> DbObject | None:
         """What is gone has to be brought into order in any case."""
@@ -274,7 +273,7 @@ class Work:
 
         Nothing that is the fault of a cache which was closed meanwhile is logged.
         """
-        if self._cache.is_closed and isinstance(error, Closed):
+        if self._view.cache.is_closed and isinstance(error, Closed):
             self.stop()
             self._drop(taken.key)
             return

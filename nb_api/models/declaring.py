@@ -28,7 +28,7 @@ _TABLES: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
 class Model:
-    """Base of a class whose instances are values of a table: ``class Port(Model, table="port"): ...``.
+    """Base of a class whose instances are values of a table, as in ``class Port(Model, table="port")``.
 
     Each subclass is made a dataclass.  ``table`` may be left out for one that is only part of others, and for a base.
     ``frozen``, ``kw_only`` and ``order`` are those of `dataclasses.dataclass`.
