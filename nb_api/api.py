@@ -79,6 +79,7 @@ class NbApi(Closeable):
         self._conf = conf
         self._db = db
         self._session = session
+        self._is_closed = False
         self._declared = DeclaredTables()
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
@@ -245,6 +246,9 @@ class NbApi(Closeable):
 
     # -- the rest
 
+    def _about(self) -> str:
+        return f"{self._db!r} {'without a bus' if self._session is None else repr(self._session)}"
+
     @property
     def conf(self) -> cfg.ConfigOpts:
         return self._conf
@@ -282,6 +286,7 @@ class NbApi(Closeable):
 
     def close(self) -> None:
         """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
+        self._is_closed = True
         for thread in self._upkeep:
             thread.ask_to_stop()
         if self._after_commit is not None:

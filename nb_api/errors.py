@@ -10,6 +10,23 @@ from pubsub_api.errors import HeliographError, InvalidConfig, UsageError
 if TYPE_CHECKING:
     from nb_api.core.changes import DbObject
 
+__all__ = [
+    "DbError",
+    "DbNotFound",
+    "DbUnavailable",
+    "GiveUp",
+    "InvalidObject",
+    "NoDatabase",
+    "ObjectExists",
+    "ObjectNotFound",
+    "RevisionGone",
+    "RevisionTooOld",
+    "RevisionUnknown",
+    "SourceUnavailable",
+    "ValueMismatch",
+    "VersionConflict",
+]
+
 
 class NoDatabase(InvalidConfig):
     """Neither the program, nor the environment, nor a configuration file names a database."""

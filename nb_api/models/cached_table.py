@@ -77,9 +77,10 @@ class TableSubscription(Closeable, Generic[T]):
         self.subscription = subscription
         """The same without the class: it has the counters."""
         self._typed = typed
+        self._is_closed = False
 
-    def __repr__(self) -> str:
-        return f"<TableSubscription, {self.subscription.untold} changes not taken>"
+    def _about(self) -> str:
+        return f"of {self.subscription!r}"
 
     def changes(self, *, timeout_s: float | None = None) -> Iterator[TableChange[T]]:
         """As `Subscription.changes`, with instances; an object that does not fit is told as `Mismatched`."""
@@ -89,8 +90,6 @@ class TableSubscription(Closeable, Generic[T]):
         """Be told of nothing more.  Idempotent."""
         self._is_closed = True
         self.subscription.close()
-
-    _is_closed = False
 
 
 class CachedTable(CacheView[T]):
@@ -205,6 +204,9 @@ class WholeCache(CacheView[Any]):
 
     def read(self, found: DbObject) -> DbObject:
         return found
+
+    def _about(self) -> str:
+        return f"of {', '.join(self.cache.tables) or 'no objects yet'}"
 
     def table(self, cls: type[T]) -> CachedTable[T]:
         """A table of this copy, whose values are read as instances of the class that is declared for it.

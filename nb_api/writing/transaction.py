@@ -65,6 +65,10 @@ class Transaction:
             raise UsageError("the transaction is over: begin another one")
         self._writes.append(write)
 
+    def __repr__(self) -> str:
+        state = "open" if self._versions is None else "committed"
+        return f"<Transaction of {len(self._writes)} writes, {state}>"
+
     def __enter__(self) -> Transaction:
         return self
 

@@ -87,6 +87,7 @@ FOREIGN = {
     **dict.fromkeys(("zmq", "zenoh", "redis", "hiredis"), ("drivers", *_STRANGERS)),
     **dict.fromkeys(("grpc", "psycopg", "psycopg2", "etcd3", "etcd3gw"), ("drivers", *_STRANGERS)),
     "pyspark": ("spark_pipeline", *_STRANGERS),
+    "rich": ("heliograph", *_STRANGERS),  # for the command, and never in a library
 }
 
 # A folder called ``core`` does no I/O and reads no clock: time, identity and chance are given to it.
