@@ -106,7 +106,7 @@ def test_the_wheel_is_complete(built: Built) -> None:
     assert {name.partition("/")[0] for name in names if name.endswith(".py")} - {"share"} == {
         package.name for package in packages
     }
-    data = {f"share/heliograph/{path.relative_to(ROOT / 'etc')}" for path in (ROOT / "etc").glob("*/*.*")}
+    data = {f"share/heliograph/{path.relative_to(ROOT / 'etc')}" for path in (ROOT / "etc").glob("*/*")}
     data |= {f"share/doc/heliograph/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").rglob("*.*")}
     data |= {f"share/doc/heliograph/examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
     data = {name for name in data if "oslo-config-generator" not in name} | {"share/heliograph/heliograph.conf"}
