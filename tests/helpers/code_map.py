@@ -56,7 +56,8 @@ class ThreadName(NamedTuple):
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """Path -> syntax tree of every module of the product, in the order of the paths."""
-    packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in _NOT_PRODUCT]
+    folders = [path.parent for path in ROOT.glob("*/__init__.py") if not path.parent.is_symlink()]
+    packages = [folder for folder in folders if folder.name not in _NOT_PRODUCT]
     paths = sorted(path for package in packages for path in package.rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
 

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
-from drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
-from drivers.db.etcd.login import Login
-from drivers.db.etcd.refusals import (
+from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
+from heliograph_drivers.db.etcd.login import Login
+from heliograph_drivers.db.etcd.refusals import (
     Compacted,
     Refusal,
     failure_error,
@@ -29,8 +29,8 @@ from drivers.db.etcd.refusals import (
     read_refusal,
     refusal_error,
 )
-from drivers.db.etcd.wire import EtcdAnswer, HttpConnection
-from drivers.db.handles import Handles
+from heliograph_drivers.db.etcd.wire import EtcdAnswer, HttpConnection
+from heliograph_drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 

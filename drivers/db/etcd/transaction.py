@@ -1,6 +1,6 @@
 """One attempt to commit: a transaction of etcd that is right if the objects are as they are believed to be.
 
-`drivers.db.etcd` tells what a transaction puts.
+`heliograph_drivers.db.etcd` tells what a transaction puts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from drivers.db.etcd.http import KeyValue
-from drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, WaitingWrite, place_of
+from heliograph_drivers.db.etcd.http import KeyValue
+from heliograph_drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, WaitingWrite, place_of
 from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
 from nb_api.db_api import Written
 from nb_api.revisions import new_nonce

@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 
-from drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
 
 _PORTION = 32 * 1024
 """Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
@@ -133,7 +133,7 @@ class HttpConnection:
         self._searched = 0
         return line
 
-    # -- drivers.db.handles.Handle
+    # -- heliograph_drivers.db.handles.Handle
 
     def is_usable(self) -> bool:
         if self._socket is None:

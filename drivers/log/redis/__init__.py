@@ -20,10 +20,6 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.log.redis import scripts
-from drivers.log.redis.appending import Appender
-from drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
-from drivers.log.redis.server import RedisLogServer
 from durable_log import config
 from durable_log.core import checks
 from durable_log.core.checksums import damaged, gap
@@ -32,6 +28,10 @@ from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
+from heliograph_drivers.log.redis import scripts
+from heliograph_drivers.log.redis.appending import Appender
+from heliograph_drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
+from heliograph_drivers.log.redis.server import RedisLogServer
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)

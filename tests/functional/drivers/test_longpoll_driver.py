@@ -400,7 +400,7 @@ def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest
 def test_filters_that_do_not_fit_one_request_go_in_several(
     ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
     publisher = ends.publisher()
     filters = [f"{number:05}/{'x' * 480}" for number in range(5000)]
     _, heard = ends.subscriber(publisher.address, *filters)

@@ -197,7 +197,7 @@ class TestFrozenServer:
     def test_unanswered_frames_are_bounded(
         self, server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
+        monkeypatch.setattr("heliograph_drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
         publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}")
         server.freeze()
         try:

@@ -384,7 +384,7 @@ class TestLife:
     def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
+        monkeypatch.setattr("heliograph_drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
         speaker = stage.publisher(driver_at(URL))
         with ChildProcess("subscriber", URL, speaker.address, "t") as child:
             child.receive()
