@@ -27,6 +27,10 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$")
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<field>.*?)`")
 _NOTED_MAX = 10_000
 
+_encode = msgspec.msgpack.Encoder().encode
+_encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
+_decode = msgspec.msgpack.Decoder().decode
+
 
 class TableModel(Generic[T]):
     """The class of a table, as a pair of functions.  Thread-safe: it holds no state."""
@@ -68,9 +72,10 @@ class TableModel(Generic[T]):
         return value
 
     def _plain(self, key: str, instance: T) -> Any:
+        """As it would be read: a tuple is a list then."""
         try:
             part = instance.model_dump(by_alias=True, warnings=False) if self._is_pydantic else instance  # type: ignore[attr-defined]
-            return msgspec.to_builtins(part, builtin_types=AS_THEY_ARE)
+            return _decode(_encoded(part))
         except Exception as error:  # as above
             raise self._mismatch(key, error) from error
 
@@ -137,6 +142,14 @@ class Mismatches:
             self._noted[error.table, error.key] = version
             self.count += 1
         self._log("%s (version %d)", error, version)
+
+
+def _encoded(value: Any) -> bytes:
+    """Equal sets have the same form, whatever the order of their elements, so that no write is caused by that."""
+    try:
+        return _encode_sorted(value)
+    except TypeError:  # elements that cannot be compared, or of a type that cannot be stored, which is told now
+        return _encode(value)
 
 
 def _explained(error: Exception) -> tuple[str, str]:

@@ -37,6 +37,7 @@ class Port(Model, table="port"):
     addresses: list[Address] = dataclasses.field(default_factory=list)
     gateway: Address | None = None
     by_name: dict[str, Address] = dataclasses.field(default_factory=dict)
+    pair: tuple[Address, int] | None = None
 
 
 @pytest.fixture
@@ -195,10 +196,17 @@ def test_a_part_gets_a_field(old: NbApi, new: NbApi) -> None:
         addresses: list[NewAddress] = dataclasses.field(default_factory=list)
         gateway: NewAddress | None = None
         by_name: dict[str, NewAddress] = dataclasses.field(default_factory=dict)
+        pair: tuple[NewAddress, int] | None = None
 
     new.table(Nested).create(
         "p1",
-        Nested("n1", [NewAddress("a", 1), NewAddress("b", 2)], NewAddress("g", 3), {"x": NewAddress("x", 4)}),
+        Nested(
+            "n1",
+            [NewAddress("a", 1), NewAddress("b", 2)],
+            NewAddress("g", 3),
+            {"x": NewAddress("x", 4)},
+            (NewAddress("l", 5), 1),
+        ),
         topic=TOPIC,
     )
     rewrite(old)
@@ -224,7 +232,10 @@ def test_a_part_gets_a_field(old: NbApi, new: NbApi) -> None:
     ):
         old.table(Port).update("p1", lambda port, wanted=addresses: dataclasses.replace(port, addresses=wanted))
         assert [(one.ip, one.prefix) for one in new.table(Nested).get("p1").value.addresses] == expected
-    old.table(Port).update("p1", lambda port: dataclasses.replace(port, gateway=None, by_name={}))
+    old.table(Port).update(
+        "p1", lambda port: dataclasses.replace(port, gateway=None, by_name={}, pair=(Address("l"), 2))
+    )
+    assert new.table(Nested).get("p1").value.pair == (NewAddress("l", 5), 2)
     found = new.table(Nested).get("p1").value
     assert (found.gateway, found.by_name) == (None, {})
 
