@@ -195,6 +195,7 @@ HELP: dict[str, dict[str, str]] = {
         "compactor.compactions": "Of a writer: how often the feed was shortened.",
         "compactor.dropped": "Of a writer: changes that left the feed.",
         "compactor.failures": "Of a writer: compactions that failed; the next one tries again.",
+        "commit_seconds": "Of a writer: how long commits took, those that failed included: a histogram.",
     },
     "local_cache": {
         "objects": "Of a local cache: objects in the copy.",
