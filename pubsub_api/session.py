@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from pubsub_api import loading, opening, settings
+from pubsub_api import config, loading, opening, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
 from pubsub_api.config import GROUP
 from pubsub_api.core.clock import HybridClock
@@ -87,7 +87,7 @@ class Session(Closeable):
             self._driver,
             settings.publisher_settings(self._conf, self._driver.capabilities),
             name=name or pubsub.publisher_name,
-            backlog_bytes_max=pubsub.send_queue_bytes_max,
+            backlog_bytes_max=config.SEND_QUEUE_BYTES_MAX,
             clock=self._clock,
             predecessor=predecessor,
             guid=guid,

@@ -30,7 +30,6 @@ from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason
 from pubsub_api.errors import Closed, FrameError
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.subscribing.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -108,10 +107,6 @@ class Recorder(Closeable):
     def statistics(self) -> RecorderStatistics:
         with self._lock:
             return dataclasses.replace(self._statistics, **vars(self._recovery.counters))
-
-    def subscriber_statistics(self) -> SubscriberStatistics:
-        """What the subscription behind it counts: gaps, repairs, queue."""
-        return self._subscriber.statistics()
 
     def close(self) -> None:
         """Stop recording.  What is in the queue is not waited for: the next recorder asks the caches for it."""

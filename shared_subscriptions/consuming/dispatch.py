@@ -18,6 +18,7 @@ from typing import Any
 
 from durable_log.errors import LogError
 from pubsub_api.errors import Closed, UsageError
+from shared_subscriptions import config
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 from shared_subscriptions.core.events import GroupEvent
@@ -79,7 +80,7 @@ class Dispatch:
         self._memberships = memberships
         self._wake, self._note = wake, note
         self._wake_reader = wake_reader
-        self._limit: int = options.batch_events_max
+        self._limit = config.BATCH_EVENTS_MAX
         self._timeout_s: float = options.handler_timeout or float("inf")
         # With one dispatcher that settles whole batches there is no other thread to be exclusive against.
         self._is_always_exclusive = not auto_ack or options.concurrency > 1

@@ -83,7 +83,7 @@ class GroupSubscriber(Closeable):
         self._lock = threading.Condition(threading.RLock())
         self._handler = Handler(
             config.borrower_settings(conf), config.delivery_settings(conf), lambda: uuid.uuid4().hex,
-            name=name or self._options.member_name or _new_name(), progress_interval_s=self._options.progress_interval,
+            name=name or self._options.member_name or _new_name(), progress_interval_s=config.PROGRESS_INTERVAL_S,
             portions_max=2 * self._options.concurrency if auto_ack else self._options.queue_in_flight,
             offsets_max=0 if auto_ack else 1,
         )  # fmt: skip
@@ -92,7 +92,7 @@ class GroupSubscriber(Closeable):
         self._is_inherited = False
         self._leaders = LeaderThread(log, conf)
         self._protocol = ProtocolThread(
-            self._handler, self._lock, self._memberships, progress_interval_s=self._options.progress_interval,
+            self._handler, self._lock, self._memberships, progress_interval_s=config.PROGRESS_INTERVAL_S,
             look_now=self._leaders.look_now,
         )  # fmt: skip
         self._feeder = Feeder(
@@ -165,7 +165,7 @@ class GroupSubscriber(Closeable):
     def _make_group(self, declaration: Declaration) -> MemberGroup:
         """Under the lock, which whatever the leader's thread says waits for."""
         name = declaration.name
-        letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
+        letters = DeadLetters(self._log, name, config.DEAD_LETTER_TOPIC)
         reader = GroupLogReader(self._log, declaration)
         owner = LeadershipListener(
             on_leader=lambda leader: self._on_leader(name, leader),

@@ -21,7 +21,7 @@ import pubsub_api
 from durable_log import LogApi
 from pubsub_api.errors import Closed, Forked, InvalidConfig, InvalidTopic, UsageError
 from pubsub_api.testing.conf_fixture import fast_conf
-from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, groups
+from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.consuming.dispatch import Dispatch
 from shared_subscriptions.core.leading import candidate as candidates
@@ -227,9 +227,10 @@ def test_keys_keep_their_order_under_failures(url: str, source: Source, concurre
             assert order == sorted(order)
 
 
-def test_several_threads_handle_several_keys_at_once(url: str, source: Source) -> None:
+def test_several_threads_handle_several_keys_at_once(url: str, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "BATCH_EVENTS_MAX", 1)
     together = threading.Barrier(3)
-    conf = groups_conf(concurrency=3, batch_events_max=1)
+    conf = groups_conf(concurrency=3)
 
     def on_event(event: GroupEvent) -> None:
         together.wait(PATIENCE_S)
@@ -440,8 +441,6 @@ def bus_conf(bus: str, log: str, **options: object) -> object:
     conf = fast_conf(bus)
     conf.register_opts(durable_log.config.OPTIONS, group="log")
     conf.set_override("url", log, group="log")
-    from shared_subscriptions import config
-
     config.register(conf)
     for name, value in {**CALM, **options}.items():
         conf.set_override(name, value, group=config.GROUP)

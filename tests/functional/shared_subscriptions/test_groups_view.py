@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from durable_log import LogApi
-from shared_subscriptions import groups
+from shared_subscriptions import config, groups
 from shared_subscriptions.names import LEASES
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source
 from tests.helpers.waiting import wait_until
@@ -175,10 +175,13 @@ def test_a_window_is_bounded_in_bytes_too(url: str, log: LogApi) -> None:
         wait_until(lambda: len(member.seen) == 80, PATIENCE_S, "all of it")
 
 
-def test_what_a_member_finds_dropped_is_counted_once(url: str, log: LogApi, source: Source) -> None:
+def test_what_a_member_finds_dropped_is_counted_once(
+    url: str, log: LogApi, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The member may notice before its leader does, or after it."""
+    monkeypatch.setattr(config, "WINDOW", 10)
     groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
-    with Member(url, [SHARED], window=10) as member:
+    with Member(url, [SHARED]) as member:
         member.gate.clear()
         source.publish(TOPIC, 100, per_frame=10)
         wait_until(lambda: member.subscriber.statistics().waiting >= 10, PATIENCE_S, "a full window")
