@@ -35,6 +35,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
@@ -421,6 +422,11 @@ class Subscriber(Closeable):
             self._links.pop(address, None)
             self._addresses.discard(address)
         return self._end.unregister_listen_address(address)
+
+    def _about(self) -> str:
+        up = sum(reason is None for reason in list(self._links.values()))
+        addresses = ", ".join(map(without_password, sorted(self._addresses)))
+        return f"of {addresses or 'no address'}, {up} links up,"
 
     @property
     def topics(self) -> list[str]:

@@ -9,8 +9,9 @@ puts
 - the *head*, one key that every transaction puts and whose value has its nonce and names its objects,
 - an entry of the outbox for each, whole, so that no compaction can take it away.
 
-A write is built on what is known of its object, from an earlier read or write (`drivers.db.etcd.known`), and is one
-round trip when that is still so.  Else etcd answers with what the object is, and it is tried again.
+A write is built on what is known of its object, from an earlier read or write
+(`heliograph_drivers.db.etcd.known`), and is one round trip when that is still so.  Else etcd answers with what the
+object is, and it is tried again.
 
 The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
 and a watcher hears of each.  A short stretch of the feed is read by asking for the head and then the objects
@@ -36,16 +37,16 @@ from urllib.parse import SplitResult
 import msgspec
 from oslo_config import cfg
 
-from drivers.db.etcd import config
-from drivers.db.etcd.feed import EtcdFeed
-from drivers.db.etcd.http import EtcdClient
-from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of
-from drivers.db.etcd.known import KnownObjects
-from drivers.db.etcd.own_entries import OwnEntries
-from drivers.db.etcd.refusals import Compacted
-from drivers.db.etcd.snapshot import EtcdSnapshot
-from drivers.db.etcd.transaction import CommitAttempt, decode_record
-from drivers.db.etcd.wire.messages import (
+from heliograph_drivers.db.etcd import config
+from heliograph_drivers.db.etcd.feed import EtcdFeed
+from heliograph_drivers.db.etcd.http import EtcdClient
+from heliograph_drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of
+from heliograph_drivers.db.etcd.known import KnownObjects
+from heliograph_drivers.db.etcd.own_entries import OwnEntries
+from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.snapshot import EtcdSnapshot
+from heliograph_drivers.db.etcd.transaction import CommitAttempt, decode_record
+from heliograph_drivers.db.etcd.wire.messages import (
     CompactAnswer,
     KeyValue,
     PutAnswer,

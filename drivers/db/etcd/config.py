@@ -11,7 +11,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, read_limits
+from heliograph_drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import advanced, tls_files

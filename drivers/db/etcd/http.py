@@ -1,13 +1,9 @@
 """Conversations with etcd: transactions over gRPC, all else over the JSON gateway that it has at ``/v3/``.
 
-gRPC takes half the time of the gateway, which matters where somebody waits for a commit (`drivers.db.etcd.wire.http2`).
-The gateway is the way for everything else, and for transactions when there is no gRPC at the endpoint, as behind a
-proxy for HTTP/1, and when they are large.  Its answers tell the time of the server, too.
-Why not a client from PyPI: those that exist stand on the library of gRPC, whose threads do not survive a fork, or on a
-web framework, and what is needed is few calls.
-
-A request goes to one endpoint.  When that fails, the next one is asked if nothing can have happened yet, or if it does
-no harm to do it twice; else whether it was done is not known, and the caller is told so.
+gRPC takes half the time of the gateway, which matters where somebody waits for a commit
+(`heliograph_drivers.db.etcd.wire.http2`).  The gateway is the way for everything else, and for transactions when there is
+no gRPC at the endpoint, as behind a proxy for HTTP/1, and when they are large.  Its answers tell the time of the server,
+too.
 """
 
 from __future__ import annotations
@@ -21,21 +17,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
-from drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
-from drivers.db.etcd.login import Login
-from drivers.db.etcd.refusals import (
+from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
+from heliograph_drivers.db.etcd.login import Login
+from heliograph_drivers.db.etcd.refusals import (
     Refusal,
     failure_error,
     is_certificate_refused,
     read_refusal,
     refusal_error,
 )
-from drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection, HttpConnection
-from drivers.db.etcd.wire.http2 import MESSAGE_BYTES_MAX, GrpcConnection, NotGrpc
-from drivers.db.etcd.wire.messages import Codec, Txn, TxnOutcome, WatchLine, WatchResult
-from drivers.db.etcd.wire.protobuf import PROTOBUF
-from drivers.db.handles import Handles
+from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection, HttpConnection
+from heliograph_drivers.db.etcd.wire.http2 import MESSAGE_BYTES_MAX, GrpcConnection, NotGrpc
+from heliograph_drivers.db.etcd.wire.messages import Codec, Txn, TxnOutcome, WatchLine, WatchResult
+from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
+from heliograph_drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 

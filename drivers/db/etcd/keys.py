@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from drivers.db.etcd.wire.messages import KeyValue
+from heliograph_drivers.db.etcd.wire.messages import KeyValue
 from nb_api.core import checks
 from nb_api.db_api import Action, Change
 from nb_api.revisions import NONCE_BITS

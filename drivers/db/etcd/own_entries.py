@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterable
 
-from drivers.db.etcd.keys import ENTRY_NUMBER_BYTES, EtcdKeys
+from heliograph_drivers.db.etcd.keys import ENTRY_NUMBER_BYTES, EtcdKeys
 from pubsub_api.runtime import forking
 
 _REMEMBERED_MAX = 20_000

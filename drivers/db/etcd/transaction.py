@@ -1,6 +1,6 @@
 """One attempt to commit: a transaction of etcd that is right if the objects are as they are believed to be.
 
-`drivers.db.etcd` tells what a transaction puts.
+`heliograph_drivers.db.etcd` tells what a transaction puts.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, place_of
-from drivers.db.etcd.own_entries import OwnEntries
-from drivers.db.etcd.wire.messages import KeyValue, Txn
+from heliograph_drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, place_of
+from heliograph_drivers.db.etcd.own_entries import OwnEntries
+from heliograph_drivers.db.etcd.wire.messages import KeyValue, Txn
 from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
 from nb_api.db_api import Written
 from nb_api.revisions import new_nonce

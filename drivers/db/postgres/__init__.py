@@ -11,7 +11,7 @@ back, and so
 The price is that changes commit one at a time.  It is small: a change announces itself with NOTIFY, and PostgreSQL lets
 transactions that notify commit one at a time anyway.  A change is one call of one function, so the lock is held while
 the server works and never while a client thinks; what the threads of a process have to change meanwhile goes into one
-transaction (`drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
+transaction (`heliograph_drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
 server has swallowed, are skipped.
 
 Two other ways were left aside.  Showing only changes older than every running transaction (``pg_snapshot_xmin``) lets
@@ -37,10 +37,10 @@ from urllib.parse import SplitResult
 import psycopg
 from oslo_config import cfg
 
-from drivers.db.postgres import config, schema
-from drivers.db.postgres.pool import FunctionsMissing, PostgresConnection, PostgresPool, Row, prepared
-from drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
-from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
+from heliograph_drivers.db.postgres import config, schema
+from heliograph_drivers.db.postgres.pool import FunctionsMissing, PostgresConnection, PostgresPool, Row, prepared
+from heliograph_drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
+from heliograph_drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
 from nb_api.core import checks
 from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error

@@ -22,8 +22,8 @@ from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from drivers.db.handles import Handles
-from drivers.db.postgres.config import PostgresSettings
+from heliograph_drivers.db.handles import Handles
+from heliograph_drivers.db.postgres.config import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 

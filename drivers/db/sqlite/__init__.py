@@ -18,13 +18,13 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.sqlite import outbox, schema
-from drivers.db.sqlite.recording import record
-from drivers.db.sqlite.snapshot import HALF, SqliteSnapshot, digests_query
-from drivers.sqlite_common.files import make_file, path_of
-from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import SqlitePool
-from drivers.sqlite_common.writer import GroupCommit, Operation
+from heliograph_drivers.db.sqlite import outbox, schema
+from heliograph_drivers.db.sqlite.recording import record
+from heliograph_drivers.db.sqlite.snapshot import HALF, SqliteSnapshot, digests_query
+from heliograph_drivers.sqlite_common.files import make_file, path_of
+from heliograph_drivers.sqlite_common.patience import run_patiently
+from heliograph_drivers.sqlite_common.pool import SqlitePool
+from heliograph_drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.core import checks
 from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found

@@ -18,16 +18,16 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.log.sqlite import appending, reading, records, schema, sealed
-from drivers.log.sqlite.store import SqliteLogFile
-from drivers.log.sqlite.watching import FileWatch
-from drivers.sqlite_common.files import path_of
 from durable_log import config
 from durable_log.core import checks
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from heliograph_drivers.log.sqlite import appending, reading, records, schema, sealed
+from heliograph_drivers.log.sqlite.store import SqliteLogFile
+from heliograph_drivers.log.sqlite.watching import FileWatch
+from heliograph_drivers.sqlite_common.files import path_of
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.options import MIB, advanced

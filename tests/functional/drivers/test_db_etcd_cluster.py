@@ -133,7 +133,7 @@ class TestEndpoints:
             assert found[-1].value == 1
 
     def test_transactions_are_grpc_over_tls_too(self, url: str, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.DEBUG, "drivers.db.etcd")
+        caplog.set_level(logging.DEBUG, "heliograph_drivers.db.etcd")
         with opened(url, **FILES) as db:
             made(db, "k")
         assert "gateway" not in caplog.text

@@ -195,7 +195,7 @@ class TestConnections:
             wait_until(lambda: ends_well(lambda: db.revision() == 0), WAIT_S, "a connection to be free")
 
     def test_idle_connections_are_few(self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("drivers.db.handles.IDLE_MAX", 2)
+        monkeypatch.setattr("heliograph_drivers.db.handles.IDLE_MAX", 2)
         ours = "application_name = 'heliograph' AND datname = current_database()"
         sessions = f"SELECT count(*) FROM pg_stat_activity WHERE {ours}"
         with server.client(url) as client:
@@ -335,7 +335,7 @@ class TestFewConnections:
     def test_those_that_nobody_uses_are_closed(
         self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.db.handles.IDLE_S", 0.1)
+        monkeypatch.setattr("heliograph_drivers.db.handles.IDLE_S", 0.1)
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'heliograph' AND datname = "
             f"'{url.rpartition('/')[2]}'"

@@ -14,8 +14,8 @@ import socket
 import ssl
 import time
 
-from drivers.db.etcd.config import EtcdEndpoint
-from drivers.db.etcd.wire.messages import JSON, Codec
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.wire.messages import JSON, Codec
 
 _PORTION = 32 * 1024
 """Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
@@ -99,7 +99,7 @@ class EtcdConnection(abc.ABC):
     def read_body(self, answer: EtcdAnswer, deadline: float) -> bytes:
         """All of it."""
 
-    # -- drivers.db.handles.Handle
+    # -- heliograph_drivers.db.handles.Handle
 
     def is_usable(self) -> bool:
         return self._socket is not None and not self._is_readable()  # a server that hung up has made it readable

@@ -18,10 +18,10 @@ import urllib.parse
 
 import msgspec
 
-from drivers.db.etcd.config import EtcdEndpoint
-from drivers.db.etcd.wire.hpack import read_headers
-from drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection
-from drivers.db.etcd.wire.protobuf import PROTOBUF
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.wire.hpack import read_headers
+from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection
+from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
 
 ALPN = "h2"
 MESSAGE_BYTES_MAX = 48 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drivers.db.etcd.wire.messages import Codec, KeyValue, Txn, TxnOutcome
+from heliograph_drivers.db.etcd.wire.messages import Codec, KeyValue, Txn, TxnOutcome
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _NUMBER_BYTES_MAX = 10

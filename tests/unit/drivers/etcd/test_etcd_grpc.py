@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.db.etcd.config import EtcdEndpoint
-from drivers.db.etcd.wire.hpack import read_headers
-from drivers.db.etcd.wire.http2 import GrpcConnection, NotGrpc
-from drivers.db.etcd.wire.messages import Txn
-from drivers.db.etcd.wire.protobuf import PROTOBUF
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.wire.hpack import read_headers
+from heliograph_drivers.db.etcd.wire.http2 import GrpcConnection, NotGrpc
+from heliograph_drivers.db.etcd.wire.messages import Txn
+from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
 from tests.helpers.waiting import wait_until
 
 PATIENCE_S = 60.0
