@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+from collections.abc import Callable
 
 import zmq
 from oslo_config import cfg
@@ -59,20 +60,28 @@ class ZmqLink:
     `on_deadline` must be called, if it is open.  None is never."""
 
     def __init__(
-        self, context: zmq.Context[Socket], conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally
+        self,
+        context_of: Callable[[str], zmq.Context[Socket]],
+        conf: cfg.ConfigOpts,
+        curve: Curve,
+        address: str,
+        tally: Tally,
     ) -> None:
+        """``context_of`` gives the context for the name of a host, empty for an address; it may raise LimitReached."""
         self.address = address
         self.sub: Socket | None = None
         self.monitor: Socket | None = None
         self.dealer: Socket | None = None
         self.incoming: list[tuple[Socket, int]] = []
+        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_in_burst = False
         """A frame was read, and more may have come with it."""
-        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None
-        self._context = context
+        self._context_of = context_of
+        self._context: zmq.Context[Socket] | None = None
+        self._uses_ipv6 = False
         self._options = conf[GROUP]
         self._heartbeat_interval_ms = heartbeat_interval_ms(conf)
         self._times = conf[config.GROUP]
@@ -96,9 +105,10 @@ class ZmqLink:
 
     # -- connection
 
-    def open(self, prefixes: list[bytes], now: float) -> None:
+    def open(self, prefixes: list[bytes], now: float, *, uses_ipv6: bool) -> None:
         """Connect and subscribe.  Sets ``lost`` when even that fails."""
         self.deadline = None
+        self._uses_ipv6 = uses_ipv6
         try:
             self._open(prefixes)
         except LimitReached as error:
@@ -110,6 +120,7 @@ class ZmqLink:
             self._start_barrier(now)
 
     def _open(self, prefixes: list[bytes]) -> None:
+        self._context = self._context_of(endpoints.host_name(self.address))
         check_room(3 * SOCKET, f"the link to {self.address}")  # frames, its monitor, and questions
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
@@ -169,6 +180,7 @@ class ZmqLink:
                 self.lost = _LOSSES[event]
 
     def _new_socket(self, kind: int) -> Socket:
+        assert self._context is not None
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
@@ -181,9 +193,8 @@ class ZmqLink:
         self._curve.secure_client(sock)
         return sock
 
-    @staticmethod
-    def _connect(sock: Socket, address: str) -> None:
-        endpoints.use_ipv6(sock, address)
+    def _connect(self, sock: Socket, address: str) -> None:
+        sock.set(zmq.IPV6, self._uses_ipv6)
         sock.connect(address)
 
     # -- subscriptions and the barrier

@@ -14,8 +14,8 @@ from pubsub_api.errors import LimitReached
 _DIRECTORY = "/proc/self/fd"
 RESERVED = 16
 """Left for others: files that are opened for a moment, a database, the descriptors by which we look."""
-CONTEXT = 8
-"""What a context takes: three wake-up calls, two epolls, and ours."""
+CONTEXT = 9
+"""What a context takes: three wake-up calls, two epolls, and ours, a wake-up call and an epoll."""
 SOCKET = 2
 """What a socket takes before it is connected: a wake-up call, and that of its monitor or listener."""
 
