@@ -1,8 +1,8 @@
 """A controller's copy of the objects it is concerned with, kept equal to the database.
 
 Live changes come from the bus or from the database's feed (`nb_api.cache.change_source`) and are applied by version
-(`nb_api.core.cache`) in the thread that received them, which then calls back: nothing waits in a queue in between.  One
-thread reads the database when that is needed: at the start, for a topic that is new, after loss
+(`nb_api.core.cache`) in the thread that received them, which then calls back: nothing waits in a queue in between.
+Another reads the database when that is needed: at the start, for a topic that is new, after loss
 (`nb_api.core.resync_schedule`).  Reading never holds up live changes, since their order does not matter.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -105,9 +105,8 @@ class LocalCache(Closeable):
         else:
             self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
         forking.register(self)
-        self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(filters)
-        self._thread.start()
+        self._source.follow(self._step)
 
     # -- reading
 
@@ -383,24 +382,26 @@ class LocalCache(Closeable):
                     self._subscriptions.welcome(self._core.position)
                 self._subscriptions.call(time.monotonic())
 
-    # -- the thread
+    # -- the thread that reads
 
-    def _run(self) -> None:
-        while not self._is_closed:
-            task, wait_s = self._requests.take(self._subscriptions.due)
-            try:
-                self._call_again()
-                if task is not None:
-                    self._attempt(task)
-                else:
-                    self._source.wait(wait_s)
-                    self._db.release_idle()
-            except Closed:
-                return
-            except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
-                self._pause(task, error)
-            finally:
-                self._requests.ended()
+    def _step(self) -> float:
+        """Do what is due.  Returns for how long there is nothing to do."""
+        task, wait_s = self._requests.take(self._subscriptions.due)
+        try:
+            self._check_usable()
+            self._call_again()
+            if task is not None:
+                self._attempt(task)
+                return 0.0
+            wait_s = self._source.wait(wait_s)
+            self._db.release_idle()
+            return wait_s
+        except Closed:
+            return math.inf
+        except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
+            return self._failed(task, error)
+        finally:
+            self._requests.ended()
 
     def _attempt(self, task: SyncTask) -> None:
         """Raises DbError, Closed."""
@@ -435,16 +436,15 @@ class LocalCache(Closeable):
         with self._turn:
             self._pass_on(told, time.monotonic())
 
-    def _pause(self, task: SyncTask | None, error: Exception) -> None:
-        """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""
+    def _failed(self, task: SyncTask | None, error: Exception) -> float:
+        """It is done again.  What is no error of ours or of the database's is shown in full.  Returns the pause."""
         self._sync.counters.failures += 1
         pause_s = self._requests.failed(task)
         LOG.warning(
             "LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s,
             exc_info=None if isinstance(error, HeliographError) else error,
         )  # fmt: skip
-        if task is None:
-            self._source.sleep(pause_s)
+        return pause_s if task is None else 0.0
 
     # -- the rest
 
@@ -479,8 +479,7 @@ class LocalCache(Closeable):
             self._requests.changed.notify_all()
         if self._resync_source is not None:
             self._resync_source.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._source.end()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -493,6 +492,6 @@ class LocalCache(Closeable):
         self._indexes.check_not_indexing()
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._thread, self._source, self._turn, self._requests, self._resync_source))
+        forking.set_aside((self._source, self._turn, self._requests, self._resync_source))
         forking.set_aside((self._subscriptions, self._indexes))
         self._is_inherited = True

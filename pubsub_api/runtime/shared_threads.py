@@ -308,6 +308,7 @@ class SharedTask:
                 due = time.monotonic() + _RETRY_S
             with self._changed:
                 self._worker = 0
+                self._is_woken |= due <= time.monotonic()
                 self._is_queued = self._is_woken
                 if self._is_closed:
                     self._changed.notify_all()
