@@ -36,6 +36,9 @@ from pubsub_api.errors import LimitReached
 
 LOG = logging.getLogger(__name__)
 
+ContextOf = Callable[[str], "zmq.Context[Socket]"]
+"""Gives the context for the name of a host, empty for an address.  May raise LimitReached."""
+
 _EVENT = struct.Struct("=HI")
 
 # What the monitor says -> what is said of the link.  Refusals are reported even of a link that never was up: waiting
@@ -59,15 +62,7 @@ class ZmqLink:
     """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
     `on_deadline` must be called, if it is open.  None is never."""
 
-    def __init__(
-        self,
-        context_of: Callable[[str], zmq.Context[Socket]],
-        conf: cfg.ConfigOpts,
-        curve: Curve,
-        address: str,
-        tally: Tally,
-    ) -> None:
-        """``context_of`` gives the context for the name of a host, empty for an address; it may raise LimitReached."""
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally) -> None:
         self.address = address
         self.sub: Socket | None = None
         self.monitor: Socket | None = None
@@ -79,9 +74,7 @@ class ZmqLink:
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None
-        self._context_of = context_of
         self._context: zmq.Context[Socket] | None = None
-        self._uses_ipv6 = False
         self._options = conf[GROUP]
         self._heartbeat_interval_ms = heartbeat_interval_ms(conf)
         self._times = conf[config.GROUP]
@@ -105,12 +98,12 @@ class ZmqLink:
 
     # -- connection
 
-    def open(self, prefixes: list[bytes], now: float, *, uses_ipv6: bool) -> None:
+    def open(self, prefixes: list[bytes], now: float, context_of: ContextOf, *, uses_ipv6: bool) -> None:
         """Connect and subscribe.  Sets ``lost`` when even that fails."""
         self.deadline = None
-        self._uses_ipv6 = uses_ipv6
         try:
-            self._open(prefixes)
+            self._context = context_of(endpoints.host_name(self.address))
+            self._open(prefixes, uses_ipv6=uses_ipv6)
         except LimitReached as error:
             self.lost = str(error)
             self._is_refused = True  # waiting alone does not help against it, so it is told
@@ -119,8 +112,8 @@ class ZmqLink:
         else:
             self._start_barrier(now)
 
-    def _open(self, prefixes: list[bytes]) -> None:
-        self._context = self._context_of(endpoints.host_name(self.address))
+    def _open(self, prefixes: list[bytes], *, uses_ipv6: bool) -> None:
+        assert self._context is not None
         check_room(3 * SOCKET, f"the link to {self.address}")  # frames, its monitor, and questions
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
@@ -131,7 +124,7 @@ class ZmqLink:
         sub.monitor(monitored, _WATCHED)
         self.monitor = self._context.socket(zmq.PAIR)
         self.monitor.connect(monitored)
-        self._connect(sub, self.address)
+        self._connect(sub, self.address, uses_ipv6)
         for prefix in prefixes:
             sub.subscribe(prefix)
 
@@ -193,8 +186,9 @@ class ZmqLink:
         self._curve.secure_client(sock)
         return sock
 
-    def _connect(self, sock: Socket, address: str) -> None:
-        sock.set(zmq.IPV6, self._uses_ipv6)
+    @staticmethod
+    def _connect(sock: Socket, address: str, uses_ipv6: bool) -> None:
+        sock.set(zmq.IPV6, uses_ipv6)
         sock.connect(address)
 
     # -- subscriptions and the barrier
@@ -305,6 +299,7 @@ class ZmqLink:
         if self.dealer is not None:
             self.dealer.close(0)
             self.dealer = None
-        if publisher.serves:
+        if publisher.serves and self.sub is not None:
             self.dealer = self._new_socket(zmq.DEALER)
-            self._connect(self.dealer, endpoints.query_address(self.address, publisher.query_port))
+            address = endpoints.query_address(self.address, publisher.query_port)
+            self._connect(self.dealer, address, bool(self.sub.get(zmq.IPV6)))

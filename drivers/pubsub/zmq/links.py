@@ -112,7 +112,7 @@ class SubscriberLinks:
             link.unsubscribe(topic_filter, prefixes)
 
     def add_link(self, address: str) -> None:
-        self._links[address] = ZmqLink(self._loop.context_of, self._conf, self._curve, address, self._tally)
+        self._links[address] = ZmqLink(self._conf, self._curve, address, self._tally)
         self._open(self._links[address])
 
     def remove_link(self, address: str) -> None:
@@ -198,7 +198,7 @@ class SubscriberLinks:
 
     def _open_found(self, link: ZmqLink, uses_ipv6: bool) -> None:
         if self._links.get(link.address) is link and link.sub is None:  # else it was removed meanwhile
-            link.open(list(self._prefixes), time.monotonic(), uses_ipv6=uses_ipv6)
+            link.open(list(self._prefixes), time.monotonic(), self._loop.context_of, uses_ipv6=uses_ipv6)
             self._add_sockets(link)
             self._drop_if_lost(link)
 
