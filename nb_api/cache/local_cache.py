@@ -25,10 +25,11 @@ from nb_api.cache.index import CacheIndexes, Index
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
 from nb_api.cache.statistics import LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription, Subscriptions
-from nb_api.cache.sync import CacheSync
+from nb_api.cache.sync import CacheSync, log_resynced
 from nb_api.cache.sync_requests import SyncRequests
 from nb_api.cache.turn import Turn
 from nb_api.cache.version_waits import PATIENCE_S, VersionWaits
+from nb_api.coordination.snapshot_limit import NoTurn
 from nb_api.core.cache import CacheCore
 from nb_api.core.checks import TopicSelection, check_revision
 from nb_api.core.differences import CacheChange, Created, Difference, Resynced
@@ -324,6 +325,9 @@ class LocalCache(Closeable):
             self.change(apply)
             self._requests.done()
 
+    def wake(self) -> None:
+        self._source.wake()
+
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None:
         self._requests.need_snapshot(reason, is_awaited=is_awaited, is_replacing=is_replacing)
         self._source.wake()
@@ -398,6 +402,8 @@ class LocalCache(Closeable):
             return wait_s
         except Closed:
             return math.inf
+        except NoTurn:
+            return self._requests.put_off(task)
         except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
             return self._failed(task, error)
         finally:
@@ -428,11 +434,7 @@ class LocalCache(Closeable):
             self._requests.stood_in()
 
     def _tell_resynced(self, told: Sequence[Resynced]) -> None:
-        for one in told:
-            LOG.info(
-                "LocalCache: resynced by %s (%s) at revision %d: %d created, %d updated, %d deleted.",
-                one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
-            )  # fmt: skip
+        log_resynced(told)
         with self._turn:
             self._pass_on(told, time.monotonic())
 
