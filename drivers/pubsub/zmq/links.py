@@ -55,8 +55,8 @@ class SubscriberLinks:
         self._frames: list[bytes] = []
         self._is_leaving = False
         self._left = threading.Event()
-        self._borrowers: set[threading.Thread] = set()
-        """Threads that are lent, replaced or not."""
+        self._replaced: list[threading.Thread] = []
+        """Threads that were lent and stayed away.  Each ends when the receiver lets it go."""
         self.deadline = math.inf
         """Of the link that has the next one."""
         self.responders = 0
@@ -83,7 +83,7 @@ class SubscriberLinks:
         if not self._loop.is_mine:
             while not self._left.wait(1.0) and self._loop.is_alive:
                 pass
-            for thread in list(self._borrowers):  # each was replaced, and ends when the receiver lets it go
+            for thread in self._replaced:
                 join_thread(thread)
 
     # -- commands
@@ -369,18 +369,18 @@ class SubscriberLinks:
             if not self._is_leaving:
                 self._receiver.on_frames(frames)
 
-    def pass_on_lent(self, relieve: Callable[[], None]) -> bool:
+    def pass_on_lent(self) -> bool:
         """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
-        if not self._frames or not self._receiver.lends or self._is_leaving:
+        if not self._receiver.lends or self._is_leaving:
             self._pass_on()
             return False
         frames, self._frames = self._frames, []
-        borrower = threading.current_thread()
-        self._borrowers.add(borrower)
-        try:
-            return self._receiver.on_frames_lent(frames, relieve)
-        finally:
-            self._borrowers.discard(borrower)
+        return self._receiver.on_frames_lent(frames, self._relieve)
+
+    def _relieve(self) -> None:
+        """Called from any thread, while the receiving one is lent to this receiver.  Raises LimitReached."""
+        former = self._loop.replace_thread()
+        self._replaced = [thread for thread in self._replaced if thread.is_alive()] + [former]
 
     def _report(self, reports: Iterable[LinkReport]) -> None:
         self._pass_on()

@@ -81,6 +81,12 @@ class ReceiveLoop:
         """Whether the calling thread is the one that receives: what it waits for must not need that thread."""
         return self._thread.is_owner
 
+    def replace_thread(self) -> threading.Thread:
+        """Go on in another thread, while this one is lent.  Returns the former.  Raises LimitReached."""
+        former = self._thread.owner
+        self._thread.replace()
+        return former
+
     def post(self, command: Callable[[], None]) -> None:
         """Have the thread call ``command``, after those posted before."""
         self._commands.append(command)
@@ -113,10 +119,6 @@ class ReceiveLoop:
             context = self._contexts[host_name] = zmq.Context()
             context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         return context
-
-    def lend(self, member: SubscriberLinks) -> bool:
-        """Hand over the member's frames, and this thread with them.  True when it was replaced meanwhile."""
-        return member.pass_on_lent(self._thread.replace)
 
     # -- the thread
 
@@ -154,7 +156,7 @@ class ReceiveLoop:
         while watch.handle():
             if self.filled is not None:
                 member, self.filled = self.filled, None
-                if self.lend(member):
+                if member.pass_on_lent():
                     return True
         if due <= time.monotonic():
             for member in list(self._members):

@@ -49,14 +49,14 @@ class DescriptorWatch:
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until there may be something to read, or the time is over.  `handle` follows."""
-        unread, self._unread = self._unread, set()
-        unread.update(self._ready)  # what another thread has left behind
-        if unread:
+        self._unread.update(self._ready)  # what another thread has left behind
+        if self._unread:
             timeout_s = 0
         timeout = timeout_s if _HAS_EPOLL or timeout_s is None else timeout_s * 1000
         self._ready = [descriptor for descriptor, _ in self._poll.poll(timeout)]
-        if unread:
-            self._ready.extend(unread.difference(self._ready))
+        if self._unread:
+            self._ready.extend(self._unread.difference(self._ready))
+            self._unread.clear()
 
     def take(self, descriptor: int) -> bool:
         """Whether it is to be handled in this turn; the caller has done it then."""
