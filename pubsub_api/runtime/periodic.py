@@ -185,7 +185,7 @@ class PeriodicThread:
 
 
 class PeriodicTask:
-    """As a `PeriodicThread` that works at once, on threads that the process shares: a process may have hundreds of them.
+    """As a `PeriodicThread` that works at once, on threads that the process shares: it may have hundreds of them.
     It cannot be used in a forked child.
     """
 

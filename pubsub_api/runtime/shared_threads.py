@@ -267,7 +267,7 @@ class SharedTask:
         self._worker = 0
 
     def start(self) -> None:
-        """Work once, and from now on; nothing when it is closed.  Raises LimitReached: there is no room for a thread."""
+        """Work once, and from now on; nothing when it is closed.  Raises LimitReached where there is no room."""
         if self._is_closed:
             return
         THREADS.add_timer(self._timer)

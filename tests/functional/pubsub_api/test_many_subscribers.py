@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from drivers.pubsub.zmq import endpoints
 from pubsub_api import Event, Publisher, Subscriber
 from tests.functional.conftest import Bus, Consumer, event
 from tests.helpers.waiting import wait_joined, wait_until
@@ -113,7 +112,7 @@ def test_a_name_that_is_not_found_for_long_holds_up_no_other_subscriber(
         gate.wait(WAIT_S)
         raise OSError("no answer")
 
-    monkeypatch.setattr(endpoints.socket, "getaddrinfo", look_up_slowly)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
     publisher = zmq_bus.session().publisher()
     zmq_bus.session().subscriber(["t"], consumer.on_event, addresses=["tcp://nowhere.invalid:5555"])
     assert asked.wait(WAIT_S)
