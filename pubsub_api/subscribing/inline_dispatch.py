@@ -29,9 +29,11 @@ LENT_MAX_S = 0.025
 PAUSE_S = 10.0
 """For how long no thread is borrowed after one had to be replaced: a callback that has lasted once will again."""
 MOMENT_S = 0.002
-"""A callback that takes longer on average is left to the dispatcher, for as long: a way to another thread takes less,
-and the subscribers that share the driver's thread would wait for each other."""
-_AVERAGE_OF = 8
+"""A callback that takes longer on average is left to the dispatcher: a way to another thread takes less, and the
+subscribers that share the driver's thread would wait for each other."""
+MOMENT_PAUSE_S = 1.0
+"""For how long.  Less than the other pause: a thread that was not given a processor for a while looks the same."""
+_AVERAGE_OF = 16
 WATCH_S = 0.1
 """For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does.
 A few looks: an event that comes alone once a second must not cost forty."""
@@ -115,10 +117,10 @@ class InlineDispatch:
     def end(self, now: float) -> bool:
         """The thread is free again.  True when it was replaced meanwhile."""
         is_relieved = self._relieve is None
-        self._average_s += (now - self._lent_at - self._average_s) / _AVERAGE_OF
-        if self._average_s > MOMENT_S:
-            self._average_s = 0.0
-            self._not_before = max(self._not_before, now + PAUSE_S)
+        average_s = self._average_s + (now - self._lent_at - self._average_s) / _AVERAGE_OF
+        self._average_s = min(average_s, 2 * MOMENT_S)  # so that a callback that has become brief is soon known to be
+        if average_s > MOMENT_S:
+            self._not_before = max(self._not_before, now + MOMENT_PAUSE_S)
         self._relieve = None
         self._borrower = 0
         self.calling.release()

@@ -8,7 +8,7 @@ import pytest
 
 from pubsub_api.runtime.shared_threads import THREADS, SharedTimer
 from pubsub_api.subscribing import inline_dispatch
-from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, MOMENT_S, PAUSE_S, InlineDispatch, LoanWatch
+from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, MOMENT_PAUSE_S, MOMENT_S, InlineDispatch, LoanWatch
 
 
 class Clock:
@@ -88,10 +88,22 @@ def call_for(inline: InlineDispatch, now: float, seconds: float) -> bool:
 
 def test_a_callback_that_usually_takes_more_than_a_moment_is_left_to_the_dispatcher() -> None:
     inline = InlineDispatch()
-    lent = [call_for(inline, 100.0 + number, 3 * MOMENT_S) for number in range(10)]
-    assert lent[0]
-    assert not lent[-1]
-    assert call_for(inline, 110.0 + PAUSE_S, 0.0), "it is tried again later"
+    now = 100.0
+    while call_for(inline, now, 3 * MOMENT_S):
+        now += 4 * MOMENT_S
+        assert now < 101.0, "it is always lent"
+    now += MOMENT_PAUSE_S
+    assert call_for(inline, now, 3 * MOMENT_S), "it is tried again later"
+    assert not call_for(inline, now + 4 * MOMENT_S, 3 * MOMENT_S), "and once is enough then"
+
+
+def test_a_callback_that_has_become_brief_gets_the_thread_again() -> None:
+    inline = InlineDispatch()
+    for number in range(100):
+        call_for(inline, 100.0 + number, 10 * MOMENT_S)
+    lent = [call_for(inline, 300.0 + number * MOMENT_PAUSE_S / 2, 0.0) for number in range(100)]
+    assert not all(lent[:10])
+    assert all(lent[50:])
 
 
 def test_a_callback_that_takes_longer_once_keeps_the_thread() -> None:
