@@ -19,7 +19,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from heliograph import exits, output, parsing, targets
+from heliograph import exits, output, parsing
+from heliograph.opening import targets
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -117,7 +117,7 @@ def add_context(parser: argparse._ActionsContainer) -> None:
 
 
 def add_confirmation(parser: argparse.ArgumentParser) -> None:
-    """``--dry-run`` and ``--yes``, for what cannot be undone; `heliograph.asking` heeds them."""
+    """``--dry-run`` and ``--yes``, for what cannot be undone; `heliograph.terminal.asking` heeds them."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--dry-run", action="store_true", help="only say what would be done")
     which.add_argument("--yes", action="store_true", help="do not ask")

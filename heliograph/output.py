@@ -113,7 +113,7 @@ class Output:
 
 
 def stdout_console() -> Console:
-    from heliograph.console import PipeConsole
+    from heliograph.terminal.console import PipeConsole
 
     console = PipeConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pubsub_api.errors import HeliographError, TransportUnavailable
 from pubsub_api.reporting.answering import AnsweringServer
-from pubsub_api.runtime import socket_file
+from pubsub_api.runtime.sockets import socket_file
 
 LOG = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from publisher_service.core.service_side import ConnectionState, ServiceCore, WorkerConnection
 from publisher_service.errors import WorkerProtocolError
 from publisher_service.sequencer import Sequencer
-from pubsub_api.runtime import socket_file
-from pubsub_api.runtime.waking import Waker
+from pubsub_api.runtime.sockets import socket_file
+from pubsub_api.runtime.sockets.waking import Waker
 
 LOG = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from publisher_service.errors import JournalError, MalformedMessage, WorkerProto
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.sending.publisher import Predecessor
 from pubsub_api.core.settings import FrameSettings
 from pubsub_api.errors import UnsafeFile
 from pubsub_api.runtime.closing import Closeable

@@ -12,7 +12,7 @@ from publisher_service import config
 from publisher_service.service import PublisherService
 from publisher_service.systemd import Notifier
 from pubsub_api.errors import HeliographError
-from pubsub_api.runtime.waking import Waker
+from pubsub_api.runtime.sockets.waking import Waker
 
 LOG = logging.getLogger(__name__)
 

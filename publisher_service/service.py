@@ -31,7 +31,7 @@ from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.publishing.publisher import Publisher, default_name
 from pubsub_api.reporting import serve
-from pubsub_api.runtime import socket_file
+from pubsub_api.runtime.sockets import socket_file
 
 LOG = logging.getLogger(__name__)
 

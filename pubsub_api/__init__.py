@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pubsub_api.core.durability import Durability, HistoryOutcome
     from pubsub_api.core.events import Event
-    from pubsub_api.core.publisher import Predecessor
     from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
+    from pubsub_api.core.sending.publisher import Predecessor
     from pubsub_api.core.settings import History
     from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
     from pubsub_api.publishing.publisher import Publisher
@@ -60,7 +60,7 @@ _HOMES = {
     "HistorySource": "pubsub_api.subscribing.history",
     "LostRange": "pubsub_api.core.receiving.resync_requests",
     "Mismatch": "pubsub_api.subscribing.history",
-    "Predecessor": "pubsub_api.core.publisher",
+    "Predecessor": "pubsub_api.core.sending.publisher",
     "PubSubApi": "pubsub_api.driver",
     "Publisher": "pubsub_api.publishing.publisher",
     "PublisherApi": "pubsub_api.driver",

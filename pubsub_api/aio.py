@@ -24,8 +24,8 @@ from oslo_config import cfg
 from pubsub_api import session as blocking
 from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.core.events import Event
-from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.receiving.resync_requests import Resync
+from pubsub_api.core.sending.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.publishing.statistics import PublisherStatistics

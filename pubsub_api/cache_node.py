@@ -20,10 +20,10 @@ from oslo_config import cfg
 from pubsub_api import settings
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import FrameError, HeliographError, InvalidTopic
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.replies import Found, Responder, select
+from pubsub_api.core.sending.cache import FrameCache
+from pubsub_api.core.sending.replies import Found, Responder, select
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.driver import LinkReport, PubSubApi
 from pubsub_api.driver_kit import counting

@@ -15,7 +15,7 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import Closed, UsageError
 from pubsub_api.core.frame import GUID_BYTES
-from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.sending.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
 from pubsub_api.publishing.publisher import Publisher, default_name

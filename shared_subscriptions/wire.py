@@ -12,7 +12,7 @@ import hashlib
 import hmac
 
 from pubsub_api.errors import BadSignature, OversizedFrame
-from pubsub_api.runtime.messages import Splitter, pack
+from pubsub_api.runtime.sockets.messages import Splitter, pack
 
 KEY_BYTES = 32
 _SEAL_BYTES = 16

@@ -35,13 +35,13 @@ from durability_service.core.effects import (
     Tick,
     Trace,
 )
-from durability_service.core.holding import Holding
-from durability_service.core.keeper import Keeper
-from durability_service.core.lifecycle import LifecycleCause, Phase
-from durability_service.core.membership import Membership, Peer, PeerChange
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.keeper import Keeper
+from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
-from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
+from durability_service.core.peers.membership import Membership, Peer, PeerChange
+from durability_service.core.peers.name_clashes import NameClashes
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings

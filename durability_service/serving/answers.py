@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from durability_service.core.holding import Holding
-from durability_service.core.keeper import Keeper
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.keeper import Keeper
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import InstanceKey, Sample
 from durability_service.protocol import Ask, PeerStatus, SamplePage, ServiceStatus, SpaceStatus

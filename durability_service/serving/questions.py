@@ -18,7 +18,7 @@ from durability_service.serving.administration import Administration
 from durability_service.serving.durable_ranges import DurableRanges
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import FrameError, InvalidTopic
-from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.sending.replies import Found, Responder
 from pubsub_api.core.settings import FrameSettings
 
 LOG = logging.getLogger(__name__)

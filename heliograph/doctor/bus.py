@@ -15,12 +15,12 @@ from oslo_config import cfg
 import pubsub_api
 from heliograph.doctor import addresses
 from heliograph.doctor.findings import CheckContext, Finding
-from heliograph.hosts import explained
+from heliograph.opening.hosts import explained
 from pubsub_api import Event, PubSubApi, loading
 from pubsub_api.config import GROUP
 from pubsub_api.driver import Connected, Disconnected, LinkReport
 from pubsub_api.errors import AddressInUse, HeliographError, InvalidConfig, WaitTimeout
-from pubsub_api.runtime.addresses import is_loopback
+from pubsub_api.runtime.sockets.addresses import is_loopback
 
 TOPIC = "heliograph-doctor"
 PUBLISHER_NAME = "heliograph-doctor"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import options
-from heliograph.logs import add_log
+from heliograph.opening.logs import add_log
 from heliograph.output import note_empty
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError

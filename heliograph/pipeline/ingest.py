@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.logs import add_log
+from heliograph.opening.logs import add_log
 from heliograph.output import Output, note
 from heliograph.pipeline import arguments
-from heliograph.progress import Progress
+from heliograph.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from spark_pipeline.lake import LakeTable

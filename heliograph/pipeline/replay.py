@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from heliograph import exits, options
 from heliograph.output import Output
 from heliograph.pipeline import arguments
-from heliograph.progress import Progress
+from heliograph.terminal.progress import Progress
 from pubsub_api.runtime.files import replace_private
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ import msgspec
 
 from publisher_service.errors import MalformedMessage
 from pubsub_api.core.topics import TOPIC_BYTES_MAX
-from pubsub_api.runtime.messages import Splitter
-from pubsub_api.runtime.messages import pack as pack_payload
+from pubsub_api.runtime.sockets.messages import Splitter
+from pubsub_api.runtime.sockets.messages import pack as pack_payload
 
 VERSION = 1
 GUID_BYTES = 16

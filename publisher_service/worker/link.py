@@ -23,10 +23,10 @@ from publisher_service.core.messages import MessageReader
 from publisher_service.core.worker_side import WorkerCore, WorkerState
 from publisher_service.errors import WorkerProtocolError, WorkerRefused
 from pubsub_api.errors import LimitReached
-from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.sockets import socket_file
+from pubsub_api.runtime.sockets.waking import Waker
 from pubsub_api.runtime.threads import start_thread
-from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 

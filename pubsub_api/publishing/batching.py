@@ -13,7 +13,7 @@ from time import time_ns
 
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, DriverError, TransportUnavailable, WaitTimeout
-from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
+from pubsub_api.core.sending.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.publishing.sending import FrameSender
 
 _FRAMES_PER_SEND = 64

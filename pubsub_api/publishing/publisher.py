@@ -46,8 +46,8 @@ from pubsub_api.core.events import (
     encode_fields,
 )
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.core.publisher import OutStream, Predecessor, PublisherCore
-from pubsub_api.core.replies import Head, select
+from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
+from pubsub_api.core.sending.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, SendRefused
 from pubsub_api.publishing.batching import Batcher

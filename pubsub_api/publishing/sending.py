@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from pubsub_api.core.errors import DriverError, NotPermitted
-from pubsub_api.core.publisher import Outgoing, PublisherCore
+from pubsub_api.core.sending.publisher import Outgoing, PublisherCore
 from pubsub_api.driver import PublisherApi, SendRefused
 from pubsub_api.runtime.rare_logging import SeldomLog
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pubsub_api.runtime.waking import Waker
+from pubsub_api.runtime.sockets.waking import Waker
 from shared_subscriptions import config
 from shared_subscriptions.consuming.dispatch import Dispatch
 from shared_subscriptions.consuming.links import LeaderLink, LeaderLinks

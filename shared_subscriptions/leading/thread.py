@@ -30,7 +30,7 @@ from durable_log.errors import LogError, LogReplaced, RecordConflict
 from durable_log.log_api import LogApi, ShardState
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.rare_logging import SeldomLog
-from pubsub_api.runtime.waking import Waker
+from pubsub_api.runtime.sockets.waking import Waker
 from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.process_lease import ProcessLease

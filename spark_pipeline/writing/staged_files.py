@@ -20,8 +20,8 @@ import msgspec
 from pubsub_api.core.events import ENCODING_ERRORS, Event, check_value, encode_event, encode_fields
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import InvalidEvent
-from pubsub_api.runtime import messages
 from pubsub_api.runtime.files import GROUP_READS, make_directory, open_private
+from pubsub_api.runtime.sockets import messages
 from spark_pipeline.errors import PipelineError, SchemaMismatch
 
 if TYPE_CHECKING:

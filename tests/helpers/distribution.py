@@ -18,6 +18,7 @@ LONGEST = (
     SPARK_REST,
     "tests/functional/house/test_docs_code.py",
     "tests/conformance/test_longpoll.py",
+    "tests/functional/house/test_tutorial.py",
     "tests/functional/durability_service/test_durability.py",
     "tests/functional/durability_service/test_durability_resync.py",
     "tests/functional/pubsub_api/test_beginnings.py",

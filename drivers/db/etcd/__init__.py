@@ -60,7 +60,7 @@ from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
-from pubsub_api.runtime.addresses import is_loopback
+from pubsub_api.runtime.sockets.addresses import is_loopback
 
 LOG = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import zmq
 
 from drivers.pubsub.zmq.options import WILDCARD_HOSTS
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
-from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.files import identity_of
+from pubsub_api.runtime.sockets import socket_file
 
 Socket = zmq.Socket[bytes]
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from durability_service.core.alignment.alignee import AlignmentPurpose
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.holding import Holding
-from durability_service.core.membership import Peer
+from durability_service.core.keeping.holding import Holding
 from durability_service.core.messages import NameSpaceAdvert
+from durability_service.core.peers.membership import Peer
 
 
 class SpacePeer(NamedTuple):

@@ -1,6 +1,6 @@
 """Getting data from peers, on behalf of one name-space: asking, watching, applying, making durable.
 
-What is asked for, of which peer and why, is decided in `durability_service.core.keeper`.
+What is asked for, of which peer and why, is decided in `durability_service.core.keeping.keeper`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from durability_service.core.alignment.behind import Behind
 from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.alignment.merging import MergePolicy, diff
-from durability_service.core.context import ServiceContext
 from durability_service.core.effects import Level
-from durability_service.core.epochs import EpochChanges
-from durability_service.core.holding import Holding
-from durability_service.core.lifecycle import LifecycleCause, Phase
+from durability_service.core.keeping.context import ServiceContext
+from durability_service.core.keeping.epochs import EpochChanges
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
 from durability_service.core.messages import AlignData, AlignEnd
 from durability_service.core.sets.batches import unpack
 from durability_service.core.sets.sample_set import by_instance

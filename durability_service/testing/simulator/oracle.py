@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Apply, Fill, StoreOperation
-from durability_service.core.holding import Holding
-from durability_service.core.lifecycle import Phase
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.lifecycle import Phase
 from durability_service.core.messages import NO_EPOCH, Advert, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Kind
 from durability_service.core.sets.sample_set import Deletion

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from heliograph import exits, options
 from heliograph.metrics import add_metrics_address, told
 from heliograph.output import Output
-from heliograph.reporting import add_report, report_until_end
+from heliograph.terminal.reporting import add_report, report_until_end
 from pubsub_api.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:

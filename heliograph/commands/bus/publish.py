@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.output import Output, compact, counted, note
-from heliograph.progress import Progress
+from heliograph.terminal.progress import Progress
 from pubsub_api import Event
 from pubsub_api.core.events import ACTIONS, encode_event
 from pubsub_api.core.topics import check_topic

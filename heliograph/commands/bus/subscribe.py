@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.hosts import explained
+from heliograph.opening.hosts import explained
 from heliograph.output import Output, clock_text, compact, event_record, note
 from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.core.topics import check_filter

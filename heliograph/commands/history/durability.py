@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
-from heliograph.asking import may_go_on
-from heliograph.databases import add_db
-from heliograph.hosts import explained
+from heliograph.opening.databases import add_db
+from heliograph.opening.hosts import explained
 from heliograph.output import Output, compact, event_record, note
+from heliograph.terminal.asking import may_go_on
 from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.asking import may_go_on
-from heliograph.logs import add_log, opened_log
 from heliograph.metrics import add_metrics_address, group_numbers, log_numbers, told
+from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, counted
+from heliograph.terminal.asking import may_go_on
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
@@ -352,7 +352,7 @@ def _serve(args: argparse.Namespace, output: Output) -> int:
 
 def _simulate(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for a profile that does not exist."""
-    from heliograph.progress import Progress
+    from heliograph.terminal.progress import Progress
     from shared_subscriptions.testing.simulator import PROFILES, run_seeds
 
     if args.profile is not None and args.profile not in PROFILES:

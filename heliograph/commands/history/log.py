@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.logs import add_log, opened_log
 from heliograph.metrics import add_metrics_address, log_numbers, told
+from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
-from heliograph.reporting import add_report, report_until_end
+from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
@@ -331,7 +331,7 @@ def _repair(args: argparse.Namespace, output: Output) -> int:
     from durable_log.loading import build_log
     from durable_log.upkeep.damaged_segments import give_up_damaged
     from durable_log.upkeep.repairing import repair
-    from heliograph.progress import Progress
+    from heliograph.terminal.progress import Progress
     from pubsub_api.config import new_conf
 
     with contextlib.closing(_segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:

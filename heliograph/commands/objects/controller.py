@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from heliograph import exits, options
-from heliograph.databases import add_database, object_line, object_record, open_nb
-from heliograph.hosts import explained
 from heliograph.metrics import add_metrics_address, told
+from heliograph.opening.databases import add_database, object_line, object_record, open_nb
+from heliograph.opening.hosts import explained
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
 

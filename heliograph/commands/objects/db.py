@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.databases import add_database, object_line, object_record, open_nb
+from heliograph.opening.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, Payload, compact, note
 from pubsub_api.errors import UsageError, WaitTimeout
 

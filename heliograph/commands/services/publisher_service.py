@@ -7,6 +7,7 @@ import contextlib
 
 from heliograph import exits, options
 from heliograph.metrics import add_metrics_address, told
+from heliograph.opening import databases
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -17,6 +18,9 @@ socket file that only their user may open ([pubsub] publisher_multiproc_socket),
 Nothing is lost when it is stopped or killed: workers keep what was not acknowledged and send it to the next one, which
 also knows what its predecessor had published.
 
+For a database (--db, or [db] url with [pubsub] enable_df_pub_sub) it also publishes what killed writers left in the
+outbox, and enters its address into the directory of publishers.
+
 It runs until SIGTERM or Ctrl-C, takes what workers have sent until then, and says goodbye; the exit code is 0.  SIGHUP
 reads the configuration again.  `heliograph status` asks how it is.
 """
@@ -24,12 +28,14 @@ LOG_LEVEL = "info"
 EXAMPLES = """\
   heliograph publisher-service --config-file /etc/heliograph/heliograph.conf
   heliograph publisher-service --bus zmq://127.0.0.1:8866
+  heliograph publisher-service --bus zmq://127.0.0.1:8866 --db postgresql://db.example/objects
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_metrics_address(parser)
     options.add_session(parser)
+    databases.add_db(parser)
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
 
 
@@ -38,7 +44,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from publisher_service import reporting, runner
     from publisher_service.service import PublisherService
 
-    service = PublisherService(options.read_conf(args))
+    service = PublisherService(databases.read_service_conf(args))
 
     def say_ready() -> None:
         parts.enter_context(told(args, lambda: reporting.make_report(service)))

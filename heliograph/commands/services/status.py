@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from heliograph import exits, options
+from heliograph.opening import databases
 from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
@@ -13,8 +14,8 @@ DESCRIPTION = """\
 Ask the publisher service of this host how it is.
 
 It is found through the configuration: the socket file beside [pubsub] publisher_multiproc_socket, or the port of
-[publisher_service] health_port.  With a database ([pubsub] enable_df_pub_sub) its revision and the outbox are shown,
-too; when no service answers, they are read from the database itself.
+[publisher_service] health_port.  With a database (--db, or [pubsub] enable_df_pub_sub) its revision and the outbox are
+shown, too; when no service answers, they are read from the database itself.
 
 The exit code is 0 when all is well, 1 when something is not.
 """
@@ -39,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long to wait (default: 15s)",
     )
     options.add_session(parser)
+    databases.add_db(parser)
     options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises InvalidConfig; that nothing answers is a finding."""
-    conf = options.read_conf(args)
+    conf = databases.read_service_conf(args)
     problems: list[str] = []
     service = _ask_service(conf, args.timeout, problems)
     database = _look_at_database(conf, service, problems)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from heliograph import exits, options, targets
-from heliograph.databases import add_db
-from heliograph.logs import add_log
+from heliograph import exits, options
+from heliograph.opening import targets
+from heliograph.opening.databases import add_db
+from heliograph.opening.logs import add_log
 from heliograph.output import Output
 
 DESCRIPTION = """\

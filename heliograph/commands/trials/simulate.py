@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.output import Output, compact, note
-from heliograph.progress import Progress
+from heliograph.terminal.progress import Progress
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.cache import FrameCache
-from pubsub_api.core.replies import Responder, find
+from pubsub_api.core.sending.cache import FrameCache
+from pubsub_api.core.sending.replies import Responder, find
 from pubsub_api.core.settings import CacheSettings, FrameSettings
 from pubsub_api.testing.simulator.world import World
 

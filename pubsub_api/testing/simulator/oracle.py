@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.frame import Header
 from pubsub_api.core.messages import Want
 from pubsub_api.core.receiving.resync_requests import Reason, Resync
+from pubsub_api.core.sending.cache import FrameCache
 from pubsub_api.core.settings import CacheSettings
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.testing.simulator.profiles import Profile

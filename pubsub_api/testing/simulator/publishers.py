@@ -9,7 +9,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
-from pubsub_api.core.publisher import Outgoing, Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Outgoing, Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.testing.simulator.network import BROKER, Network

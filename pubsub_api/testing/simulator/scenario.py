@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.receiving.subscriber import SubscriberCore
+from pubsub_api.core.sending.publisher import PublisherCore
 from pubsub_api.core.settings import History
 from pubsub_api.testing.simulator import verdict
 from pubsub_api.testing.simulator.caches import SimCache

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -31,11 +31,12 @@ PATIENCE_S = 90.0
 class Command:
     """``heliograph`` in a process.  Its lines are read as they come; leaving the ``with`` kills it."""
 
-    def __init__(self, *arguments: str, has_stdin: bool = False) -> None:
+    def __init__(self, *arguments: str, has_stdin: bool = False, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "heliograph", *arguments],
             stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, **(environment or {})},
         )  # fmt: skip
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.out: list[str] = []

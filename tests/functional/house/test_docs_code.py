@@ -27,6 +27,8 @@ RUN_TIMEOUT_S = 500.0
 pytestmark = pytest.mark.timeout(600)
 
 DRIVER_FILES = ("unixgram.py", "test_unixgram.py", "uses unixgram.py")
+TUTORIAL_FILE = "controller.py"
+"""`tests.functional.house.test_tutorial` runs it."""
 OFFLINE_COMMANDS = ("heliograph drivers", "heliograph decode")
 """Commands that need no bus, so that they can be run.  `tests.unit.house.test_docs` shows that all others are
 understood."""
@@ -73,7 +75,9 @@ def run(arguments: list[str], directory: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in documents.blocks("python") if block.title not in DRIVER_FILES], ids=str
+    "block",
+    [block for block in documents.blocks("python") if block.title not in (*DRIVER_FILES, TUTORIAL_FILE)],
+    ids=str,
 )
 def test_program(block: Block, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"

@@ -22,7 +22,7 @@ from nb_api.writing.publishing import uses_service
 from publisher_service import config as service_config
 from publisher_service.service import PublisherService
 from pubsub_api.errors import LimitReached
-from pubsub_api.runtime import socket_file
+from pubsub_api.runtime.sockets import socket_file
 from tests.helpers.nb_nodes import WriterNode, rows_of
 from tests.helpers.nb_tools import PATIENT_DB, nb_conf, open_nb, sqlite_url
 from tests.helpers.servers import free_port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import json
 import os
@@ -21,7 +20,6 @@ from collections.abc import Iterator
 import pytest
 
 import pubsub_api
-from heliograph.parsing import build_parser
 from publisher_service import health, ownership, runner
 from publisher_service.core import messages
 from publisher_service.core.messages import Ack, MessageReader, RefusalMessage, Welcome, WorkerBatch, WorkerHello
@@ -32,7 +30,6 @@ from pubsub_api import errors
 from pubsub_api.core.events import encode_event
 from pubsub_api.publishing import multiproc
 from tests.functional.conftest import event
-from tests.helpers.paths import ROOT
 from tests.helpers.service_nodes import START_S, Host
 from tests.helpers.waiting import wait_until
 
@@ -543,15 +540,3 @@ def test_a_service_that_works_no_more_ends_its_process(host: Host, monkeypatch: 
     with pytest.raises(runner.ServiceFailed):
         runner.run(service, on_ready=lambda: service.intake.stop(drain_timeout_s=0))
     assert not host.socket.exists()
-
-
-def test_the_systemd_unit_runs_a_command_that_exists() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes="#")
-    unit.optionxform = str  # type: ignore[method-assign,assignment]  # systemd knows upper and lower case
-    unit.read(ROOT / "etc" / "systemd" / "heliograph-publisher.service")
-    service = unit["Service"]
-    assert service["Type"] == "notify"
-    assert service["RuntimeDirectoryPreserve"] == "restart", "the journal must outlive the process"
-    _, program, *arguments = service["ExecStart"].split()
-    assert program == "heliograph"
-    assert build_parser().parse_args(arguments).command == "publisher-service"

@@ -6,7 +6,7 @@ from typing import Any
 
 from durability_service.core.clocks import AHEAD_MAX_S, TELL_AGAIN_S
 from durability_service.core.effects import DeleteHistory
-from durability_service.core.lifecycle import Phase
+from durability_service.core.keeping.lifecycle import Phase
 from tests.unit.durability_service.test_durability_core import LONG_S, SPACE, Rig
 
 CLEANUP_S = 20.0

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from durability_service.core.effects import Apply, Fill, Restored, StoreMarks
-from durability_service.core.holding import Holding
+from durability_service.core.keeping.holding import Holding
 from durability_service.core.namespaces import NameSpace, NamespacePolicy
 from durability_service.core.sets.batches import EMPTY, from_content, pack, spread, unpack
 from durability_service.core.sets.sample_set import Deletion, SampleSet

@@ -10,9 +10,9 @@ import pytest
 from durability_service.core.alignment.aligner import Aligner, Standing
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, StoreMarks
-from durability_service.core.holding import Holding
-from durability_service.core.keeper import Keeper
-from durability_service.core.lifecycle import Phase
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.keeper import Keeper
+from durability_service.core.keeping.lifecycle import Phase
 from durability_service.core.messages import AlignRequest, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, NamespacePolicy
 from durability_service.core.service import DurabilityCore

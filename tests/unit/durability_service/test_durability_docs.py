@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.lifecycle import Phase
+from durability_service.core.keeping.lifecycle import Phase
 from durability_service.core.namespaces import Kind
 from tests.helpers import documents
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.lifecycle import TRANSITIONS, LifecycleCause, Phase, after
+from durability_service.core.keeping.lifecycle import TRANSITIONS, LifecycleCause, Phase, after
 from durability_service.core.namespaces import (
     NameSpace,
     NamespacePolicy,

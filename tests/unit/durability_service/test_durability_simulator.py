@@ -12,18 +12,18 @@ from durability_service.core.alignment.alignee import Alignment
 from durability_service.core.alignment.aligner import Aligner
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.effects import StoreOperation
-from durability_service.core.epochs import EpochChanges, EpochPast
-from durability_service.core.holding import Holding, WaitingSamples
-from durability_service.core.keeper import Keeper
+from durability_service.core.keeping.epochs import EpochChanges, EpochPast
+from durability_service.core.keeping.holding import Holding, WaitingSamples
+from durability_service.core.keeping.keeper import Keeper
+from durability_service.core.keeping.upkeep import Upkeep
 from durability_service.core.messages import AlignEnd
-from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NamespacePolicy
+from durability_service.core.peers.name_clashes import NameClashes
 from durability_service.core.reading import SpaceReading
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.expiry import Expiry
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
-from durability_service.core.upkeep import Upkeep
 from durability_service.testing.simulator import PROFILES, SimulationFailure, run_seeds, simulate
 from pubsub_api.core.clock import HybridClock
 

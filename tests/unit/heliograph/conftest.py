@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from heliograph import targets
+from heliograph.opening import targets
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import heliograph
 from heliograph import exits, main
 from heliograph.commands.bus import drivers
 from heliograph.commands.trials import simulate
-from heliograph.progress import Progress
+from heliograph.terminal.progress import Progress
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing, DriverError
 from pubsub_api.testing.simulator import PROFILES, Profile, SimulationFailure
@@ -150,7 +150,7 @@ def test_an_interrupted_simulation_says_how_far_it_came(
 def test_progress_is_said_in_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heliograph.progress._LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("heliograph.terminal.progress._LINE_INTERVAL_S", 0.0)
     with Progress("seeds", 4) as progress:
         progress.update(1)
         progress.update(4, ", 1 failed")

@@ -23,7 +23,7 @@ from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import loading
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverDependencyMissing, DriverError
-from pubsub_api.runtime.addresses import is_loopback
+from pubsub_api.runtime.sockets.addresses import is_loopback
 from tests.helpers.paths import ROOT
 
 Findings = dict[str, dict[str, Any]]

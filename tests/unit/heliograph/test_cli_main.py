@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from heliograph import commands, exits, main, options, output
-from heliograph.console import PipeConsole
+from heliograph.terminal.console import PipeConsole
 from pubsub_api import errors
 
 COMMANDS = tuple(commands.SUMMARIES)

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+import yaml
 import zmq.auth
 from oslo_config import cfg
 
@@ -47,8 +48,9 @@ from tests.helpers.paths import ROOT, TLS
 
 GUARANTEES = "docs/guarantees.md"
 WIRE_FORMAT = "docs/wire-format.md"
-LANGUAGES = {"python", "sh", "ini", "hex", "text", "json5"}
-"""A block of any of these but the last is run or checked; ``text`` is for diagrams and formulas."""
+LANGUAGES = {"python", "sh", "bash", "ini", "hex", "text", "json5"}
+"""A block of any of these but the last is run or checked, ``bash`` by the test of the tutorial; ``text`` is for
+diagrams, formulas and what is printed."""
 EXAMPLE_LINES_MAX = 60
 
 
@@ -294,6 +296,13 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = {pathlib.Path("docs") / target.partition("#")[0] for target in documents.links("docs/README.md")}
     assert {page for page in documents.pages() if page.name != "README.md"} <= listed
+
+
+def test_the_site_has_every_page() -> None:
+    """Decisions are found through the index."""
+    navigation = yaml.safe_load(documents.read("mkdocs.yml"))["nav"]
+    named = re.findall(r"[\w-]+\.md", str(navigation))
+    assert sorted(named) == sorted(page.name for page in documents.pages() if str(page.parent) == "docs")
 
 
 def test_decisions_are_numbered_and_have_their_parts() -> None:

@@ -40,7 +40,7 @@ _DRIVER_CONTRACTS = (
 # The memory driver injects faults, in the words that the simulator uses for them.
 _MEMORY_DRIVER = Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=())
 # What every core may use beside its own folder and the errors of its package.
-_PURE = ("pubsub_api.core", "pubsub_api.errors", "pubsub_api.runtime.backoff", "pubsub_api.runtime.messages")
+_PURE = ("pubsub_api.core", "pubsub_api.errors", "pubsub_api.runtime.backoff", "pubsub_api.runtime.sockets.messages")
 
 LAYERS = {
     "pubsub_api.core": Layer(("pubsub_api.core",)),

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.events import Event, decode_events, encode_event
-from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
-from pubsub_api.core.replies import Responder, find
+from pubsub_api.core.sending.cache import FrameCache
+from pubsub_api.core.sending.publisher import Predecessor, PublisherCore
+from pubsub_api.core.sending.replies import Responder, find
 from pubsub_api.core.settings import CacheSettings, FrameSettings, History, PublisherSettings, SubscriberSettings
 
 PUBLISHER = PublisherSettings(max_idle_time_s=5.0, idle_time_limit_s=40.0)

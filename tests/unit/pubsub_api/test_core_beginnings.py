@@ -13,8 +13,8 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import SEQUENCE_MAX, Kind
-from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX
+from pubsub_api.core.sending.publisher import PublisherCore
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.pubsub_api.core_rig import PUBLISHER, SUBSCRIBER, Rig, event_bytes, guid_of, header_of
 

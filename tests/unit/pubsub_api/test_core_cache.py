@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pubsub_api.core import frame as frames
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.frame import SEQUENCE_MAX, Kind
 from pubsub_api.core.messages import Query, Want
-from pubsub_api.core.replies import find
+from pubsub_api.core.sending.cache import FrameCache
+from pubsub_api.core.sending.replies import find
 from pubsub_api.core.settings import CacheSettings
 
 GUID = b"g" * 16

@@ -9,7 +9,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Flag, Kind
 from pubsub_api.core.messages import Query, Reply, Want
-from pubsub_api.core.publisher import Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Predecessor, PublisherCore
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.pubsub_api.core_rig import PUBLISHER, SUBSCRIBER, Rig, event_bytes, header_of
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pubsub_api.core.publisher import Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Predecessor, PublisherCore
 from tests.unit.pubsub_api.core_rig import ADDRESS, NO_REPAIR, SUBSCRIBER, Rig, guid_of
 
 BIND = dataclasses.replace(SUBSCRIBER, verify_after_reconnect=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pubsub_api.core import messages
-from pubsub_api.core.publisher import Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Predecessor, PublisherCore
 from tests.unit.pubsub_api.core_rig import SUBSCRIBER, Rig, guid_of
 
 BIND = dataclasses.replace(SUBSCRIBER, verify_after_reconnect=True)

@@ -12,7 +12,7 @@ from pubsub_api.core import events, frame, messages
 from pubsub_api.core.errors import InvalidTopic, LimitReached, NotPermitted
 from pubsub_api.core.frame import SEQUENCE_MAX, Flag, Header, Kind
 from pubsub_api.core.messages import Query, Want
-from pubsub_api.core.publisher import Outgoing, Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Outgoing, Predecessor, PublisherCore
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 

@@ -10,9 +10,9 @@ import pytest
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.receiving.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, SubscriberQuestions
 from pubsub_api.core.receiving.statistics import SubscriberCounters
+from pubsub_api.core.sending.publisher import PublisherCore
 from pubsub_api.core.settings import CacheSettings, History
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from tests.unit.pubsub_api.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of

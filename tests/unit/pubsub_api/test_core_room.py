@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.receiving.resync_requests import Reason
+from pubsub_api.core.sending.publisher import PublisherCore
 from tests.unit.pubsub_api.core_rig import NO_REPAIR, SUBSCRIBER, Rig
 
 

@@ -24,7 +24,8 @@ from publisher_service.journal import Journal
 from publisher_service.ownership import Ownership
 from pubsub_api import config
 from pubsub_api.errors import UnsafeFile
-from pubsub_api.runtime import files, socket_file
+from pubsub_api.runtime import files
+from pubsub_api.runtime.sockets import socket_file
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.paths import ROOT
 

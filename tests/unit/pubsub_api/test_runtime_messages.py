@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub_api.errors import OversizedFrame
-from pubsub_api.runtime.messages import Splitter, pack
+from pubsub_api.runtime.sockets.messages import Splitter, pack
 
 MESSAGES = [b"a", b"bc" * 40, b"\0" * 100, b"end"]
 

@@ -14,7 +14,7 @@ import pytest
 from pubsub_api.errors import Forked
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.forking import ForkGuard
-from pubsub_api.runtime.waking import Waker
+from pubsub_api.runtime.sockets.waking import Waker
 from tests.helpers.waiting import WAIT_S
 
 

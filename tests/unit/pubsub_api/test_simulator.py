@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pubsub_api.core.frame import Header
-from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.receiving.instream import Delivery, InStream
 from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.questions import Join
@@ -21,6 +20,7 @@ from pubsub_api.core.receiving.resync_requests import NEVER, Reason
 from pubsub_api.core.receiving.room import ConsumerRoom
 from pubsub_api.core.receiving.stream_starts import StreamStarts
 from pubsub_api.core.receiving.subscriber import SubscriberCore
+from pubsub_api.core.sending.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.testing.simulator import (
     PROFILES,
     Cores,

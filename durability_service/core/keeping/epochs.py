@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.context import ServiceContext
 from durability_service.core.effects import Level, StoreMarks, StoreOperation
-from durability_service.core.holding import Holding
-from durability_service.core.lifecycle import LifecycleCause, Phase
+from durability_service.core.keeping.context import ServiceContext
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
 from durability_service.core.messages import Epoch
 
 EpochPast = tuple[Epoch, tuple[Epoch, ...]]

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import LimitReached, NotPermitted
 from pubsub_api.core.frame import DataPacker, Flag, Kind, topic_element
-from pubsub_api.core.replies import Found, Head, Responder, select
+from pubsub_api.core.sending.cache import FrameCache
+from pubsub_api.core.sending.replies import Found, Head, Responder, select
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, check_topic
 

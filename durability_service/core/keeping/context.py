@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 from durability_service.core.effects import Level, StoreOperation
-from durability_service.core.holding import Holding
+from durability_service.core.keeping.holding import Holding
 from durability_service.core.messages import Message
 from durability_service.core.settings import ServiceSettings
 

@@ -27,16 +27,16 @@ from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.alignment.runner import AlignmentRunner
-from durability_service.core.context import ServiceContext
 from durability_service.core.effects import Level
-from durability_service.core.election import ElectionMember, choose, is_agreed
-from durability_service.core.epochs import EpochChanges
-from durability_service.core.holding import Holding
-from durability_service.core.lifecycle import LifecycleCause, Phase
+from durability_service.core.keeping.context import ServiceContext
+from durability_service.core.keeping.epochs import EpochChanges
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
+from durability_service.core.keeping.upkeep import Upkeep
 from durability_service.core.messages import NO_EPOCH, AlignData, AlignEnd, AlignProgress, AlignRequest
+from durability_service.core.peers.election import ElectionMember, choose, is_agreed
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
-from durability_service.core.upkeep import Upkeep
 
 _FOREVER = 1 << 63
 _QUALITY_OLD, _QUALITY_FRESH = 1, 2

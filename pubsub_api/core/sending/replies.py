@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.frame import Flag, Kind
+from pubsub_api.core.sending.cache import FrameCache
 from pubsub_api.core.settings import FrameSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 

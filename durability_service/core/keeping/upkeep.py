@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from durability_service.core.context import ServiceContext
-from durability_service.core.holding import Holding
+from durability_service.core.keeping.context import ServiceContext
+from durability_service.core.keeping.holding import Holding
 
 _RENEW_S = 60.0
 _RENEW_PART = 0.1

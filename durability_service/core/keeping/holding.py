@@ -13,15 +13,15 @@ from durability_service.core.alignment.alignee import Alignment
 from durability_service.core.alignment.aligner import Standing
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Restored, StoreMarks, StoreOperation
-from durability_service.core.election import Choice, ElectionMember
-from durability_service.core.lifecycle import ALIGNED, LifecycleCause, Phase, after
+from durability_service.core.keeping.lifecycle import ALIGNED, LifecycleCause, Phase, after
+from durability_service.core.keeping.stored_set import StoredSet
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, NamespacePolicy
+from durability_service.core.peers.election import Choice, ElectionMember
 from durability_service.core.sets.expiry import Expiry
 from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
-from durability_service.core.stored_set import StoredSet
 
 _NO_CHOICE = Choice(b"", "", frozenset())
 
@@ -82,7 +82,7 @@ class WaitingSamples:
 
 
 class Holding:
-    """Facts only: `durability_service.core.keeper` and its parts decide and change them."""
+    """Facts only: `durability_service.core.keeping.keeper` and its parts decide and change them."""
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ from heliograph.options import add_bus, add_config_file, add_context, read_conf
 from heliograph.output import Payload, compact
 
 if TYPE_CHECKING:
+    from oslo_config import cfg
+
     from nb_api import DbObject, NbApi
 
 
@@ -32,6 +34,22 @@ def add_db(parser: argparse._ActionsContainer) -> None:
         "--db", metavar="URL",
         help="the database, as in sqlite:///tmp/objects.db (default: [db] url of the file); also HELIOGRAPH_DB",
     )  # fmt: skip
+
+
+def read_service_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
+    """The configuration of a publisher service, which works for a database as well when one is named.
+
+    Raises InvalidConfig.
+    """
+    from nb_api import config
+    from pubsub_api.config import GROUP
+
+    conf = read_conf(args)
+    if args.db is not None:
+        conf.register_opts(config.OPTIONS, config.GROUP)
+        conf.set_override("url", args.db, group=config.GROUP)
+        conf.set_override("enable_df_pub_sub", True, group=GROUP)
+    return conf
 
 
 def open_nb(
