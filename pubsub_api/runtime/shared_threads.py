@@ -240,6 +240,14 @@ THREADS = SharedThreads()
 """Those of this process."""
 
 
+def run_soon(work: Work) -> None:
+    """Have a shared thread call ``work``; call it here where the system has no room for a thread."""
+    try:
+        THREADS.run(work)
+    except LimitReached:
+        work()
+
+
 class SharedTask:
     """Work that is done again and again by shared threads, one call at a time: after each `wake`, and in time.
 

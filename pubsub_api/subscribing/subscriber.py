@@ -39,7 +39,7 @@ from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSub
 from pubsub_api.driver_kit.threads import join_thread
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.shared_threads import THREADS, SharedTimer
+from pubsub_api.runtime.shared_threads import THREADS, SharedTimer, run_soon
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
@@ -311,7 +311,7 @@ class Subscriber(Closeable):
         finally:
             self._lock.release()
         if queries:
-            THREADS.run(functools.partial(self._ask, queries))  # a driver may take its time
+            run_soon(functools.partial(self._ask, queries))  # a driver may take its time
         self._refused_frames.look(self._core.counters.bad_frames)
         return due
 
