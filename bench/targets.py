@@ -126,6 +126,16 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("controller", "look-up", "", "a look-up in that copy, by key or by index", "<=", 2.0, "us"),
     ("controller", "changes", "", "changes/s decoded, applied, indexed and told, per core", ">=", 100_000.0, ""),
     ("controller", "wrong", "", "objects that an index does not have as a scan finds them", "<=", 0.0, ""),
+    ("controller", "verify", "", "CPU to verify a copy of a million objects that is equal", "<=", 1.0, "s"),
+    (
+        "controller",
+        "differences",
+        "",
+        "objects that verifying an equal copy finds different",
+        "<=",
+        0.0,
+        "",
+    ),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

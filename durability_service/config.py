@@ -79,8 +79,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         cfg.ListOpt("lifespans", default=[], help="How long samples are worth keeping, by topic: FILTER=SECONDS, the "
                     "first match wins; 0, as for all other topics: for ever."),
         seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
-        cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
-                     help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
         seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
                 "told that there is none."),
         seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
@@ -91,12 +89,8 @@ OPTIONS: Sequence[cfg.Opt] = (
         seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
                 "that start, unless all that it knows of have asked."),
         seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
-        seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
-        seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "
-                "compared bucket by bucket."),
         seconds("cleanup_delay", DAY_S, 1.0, 365 * DAY_S, "Deletions are remembered this long. A service that was "
                 "away for longer does not bring its old data back."),
-        count("buckets", 1024, 1, 65_536, "Parts in which sets are compared. The same in all services of a domain."),
         flag("require_aligner", False, "End with an error when, a discovery period after the first, nobody may lead a "
              "name-space. Otherwise the service waits for somebody who may."),
         text("lease_file", "", "File whose time the watchdog renews while the service works, for a supervisor to look "
@@ -107,6 +101,12 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+HEARTBEAT_FACTOR = 0.25
+"""Part of ``expiry_time`` between heartbeats: three may be lost before a fellow counts as gone."""
+ALIGN_TIMEOUT_S = 2.0
+"""An alignment that does not move for this long is asked for again."""
+RECONCILE_INTERVAL_S = 5.0
+"""Sets that should be equal and differ for this long are compared bucket by bucket."""
 EXPIRY_ROUND_S = 5.0
 """Samples whose lifespan is over leave memory and disk within this time.  Readers do not get them from the moment on at
 which it is over."""
@@ -243,17 +243,16 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         policies=tuple(_policy(conf, name) for name in options.policies),
         rules=topic_rules(conf),
         expiry_s=options.expiry_time,
-        heartbeat_factor=options.heartbeat_factor,
+        heartbeat_factor=HEARTBEAT_FACTOR,
         discovery_s=options.initial_discovery_period,
         expected_peers=options.expected_peers,
         injection_peers_min=options.injection_peers_min,
         combine_initial_s=options.combine_period_initial,
         combine_operational_s=options.combine_period_operational,
-        align_timeout_s=options.align_timeout,
-        reconcile_s=options.reconcile_interval,
+        align_timeout_s=ALIGN_TIMEOUT_S,
+        reconcile_s=RECONCILE_INTERVAL_S,
         cleanup_s=options.cleanup_delay,
         expiry_round_s=EXPIRY_ROUND_S,
-        buckets=options.buckets,
     )
 
 

@@ -33,7 +33,6 @@ OPTIONS: Sequence[cfg.Opt] = (
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
         seconds("compact_tombstone_age", 7 * DAY_S, 0.0, _CENTURY_S,
                 "A delete in a compacted topic stays this long, for those who were away."),
-        seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the store may take."),
         seconds("operation_timeout", 10.0, 0.05, 3600.0,
                 "How long one operation may take, waiting for others included. Then the log counts as unavailable."),
         size("frame_bytes_max", 16 * MIB, "Largest frame that is stored.", low=65_536, high=512 * MIB),
@@ -42,11 +41,11 @@ OPTIONS: Sequence[cfg.Opt] = (
               "A shard is sealed when it has this many events that are not, or when one of them is older than "
               "seal_age."),
         seconds("seal_age", 600.0, 0.0, 365 * DAY_S, "See seal_events."),
-        seconds("maintenance_interval", 10.0, 0.05, DAY_S,
-                "How often it is looked whether there is something to seal or to drop."),
     ),
 )  # fmt: skip
 
+MAINTENANCE_INTERVAL_S = 10.0
+"""How often it is looked whether there is something to seal or to drop: a read of each shard."""
 RECORD_BYTES_MAX = MIB
 """Largest value of a record: the progress of a group's stream, or its status.  Larger ones slow down every commit."""
 MISSING_RANGES_MAX = 1000

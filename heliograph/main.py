@@ -21,6 +21,7 @@ from types import FrameType
 
 from heliograph import exits, output, parsing
 from heliograph.opening import targets
+from heliograph.terminal import log_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:  # libraries were being imported
             output.note("heliograph: interrupted")
             return exits.INTERRUPTED
-        with _logging(args.log_level):
+        with _logging(args.log_level, args.log_format):
             return _run(args)
 
 
@@ -119,10 +120,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _logging(level: str) -> Iterator[None]:
+def _logging(level: str, form: str) -> Iterator[None]:
     root = logging.getLogger()
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(log_lines.formatter(form))
     previous = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())

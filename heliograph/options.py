@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from heliograph import exits, units
+from heliograph.terminal import log_lines
 
 if TYPE_CHECKING:
     from oslo_config import cfg
@@ -74,6 +75,12 @@ def add_parser(
         choices=LOG_LEVELS,
         default=log_level,
         help="what to log on standard error (default: %(default)s)",
+    )
+    trouble.add_argument(
+        "--log-format",
+        choices=log_lines.FORMATS,
+        default="text",
+        help="how: lines to read, or a JSON object per line (default: %(default)s)",
     )
     return parser
 

@@ -38,6 +38,7 @@ from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.durations import DurationCounter, DurationHistogram
 
 LOG = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class NbStatistics:
     handover: AfterCommitCounters
     sweeper: SweepCounters
     compactor: CompactionCounters
+    commit_seconds: DurationHistogram
+    """How long commits took, those that raised included."""
 
 
 class NbApi(Closeable):
@@ -96,6 +99,7 @@ class NbApi(Closeable):
     def _reset(self) -> None:
         self._is_kept_up = False
         self._writes = self._unchanged = self._conflicts = 0
+        self._commit_seconds = DurationCounter()
 
     def after_fork_in_child(self) -> None:
         self._reset()
@@ -197,7 +201,11 @@ class NbApi(Closeable):
         if not writes:
             return []
         checked = self._db.check(writes)
-        written = self._db.commit(checked)
+        began = time.monotonic()
+        try:
+            written = self._db.commit(checked)
+        finally:
+            self._commit_seconds.add(time.monotonic() - began)
         unchanged = sum(outcome.action is None for outcome in written)
         if unchanged:
             self._unchanged += unchanged
@@ -262,6 +270,7 @@ class NbApi(Closeable):
             dataclasses.replace(self._after_commit.counters) if self._after_commit else AfterCommitCounters(),
             dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
             dataclasses.replace(self._compactor.counters),
+            self._commit_seconds.read(),
         )
 
     def close(self) -> None:

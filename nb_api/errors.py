@@ -103,3 +103,13 @@ class GiveUp(HeliographError):
     """
 
     fault: ClassVar[Fault] = "caller"
+
+
+class CopyUnsettled(HeliographError):
+    """A local cache cannot be verified now: it is being read, a topic was added or dropped, or the bus is away.
+
+    Try again later.
+    """
+
+    fault: ClassVar[Fault] = "environment"
+    retriable = True

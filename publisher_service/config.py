@@ -23,9 +23,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         cfg.StrOpt("log_level", choices=["debug", "info", "warning", "error"], mutable=True,
                    help="What the service logs; it wins over the command line. Read again at SIGHUP."),
         count("workers_max", 1024, 1, 65_536, "Workers connected at the same time. More are refused.", mutable=True),
-        count("window_events_max", 65_536, 1, 100_000_000,
-              "Events that a worker holds until the service has acknowledged them. When they are so many, or have 16 "
-              "MiB, sending waits."),
         seconds("send_timeout", 30.0, 0.0, DAY_S,
                 "How long sending waits for room in the window before it raises a retriable error."),
         size("journal_bytes_max", 64 * MIB,
@@ -34,8 +31,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+WINDOW_EVENTS_MAX = 65_536
 WINDOW_BYTES_MAX = 16 * MIB
-"""As ``window_events_max``, in bytes: what a worker may hold of memory while the service is away."""
+"""What a worker may hold, of memory as well, until the service has acknowledged it.  Then sending waits."""
 WORKERS_REMEMBERED_MAX = 10_000
 """Workers whose last batch number is kept, connected or not, so that nothing is published twice."""
 READ_BYTES_MAX = 256 * KIB

@@ -28,6 +28,7 @@ from publisher_service.upkeep import start
 from publisher_service.worker.publisher import event_bytes_max
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.config import batch_bytes_max
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.publishing.publisher import Publisher, default_name
 from pubsub_api.reporting import serve
@@ -168,7 +169,7 @@ class PublisherService:
                 remembered_max=config.WORKERS_REMEMBERED_MAX,
                 message_bytes_max=messages.message_bytes_max(
                     batch_events_max=pubsub.batch_events_max,
-                    batch_bytes_max=pubsub.batch_bytes_max,
+                    batch_bytes_max=batch_bytes_max(self.conf),
                     event_bytes_max=event_bytes_max(self.conf),
                 ),
                 event_bytes_max=event_bytes_max(self.conf),

@@ -29,6 +29,13 @@ LOG_URL = text("url", "sqlite:///var/lib/heliograph/log.db",
 HMAC_KEY_BYTES_MIN = 16
 """As long as a random number that nobody can try through."""
 
+BATCH_BYTES_MAX = 256 * KIB
+"""Larger frames are not faster, and a lost one is a larger loss."""
+SEND_QUEUE_BYTES_MAX = 16 * MIB
+"""Events waiting to be sent, which are lost when the process is killed.  When it is full, the sender sends them."""
+RETRY_INTERVAL_S = 0.1
+"""A publisher that was restarted is back after about this time."""
+
 _BAD_VALUE = re.compile(
     r"Value for option \S+ from LocationInfo\(.*detail='(?P<file>.*)'\) is not valid: (?P<problem>.*)"
 )
@@ -76,8 +83,14 @@ OPERATOR_OPTIONS: Sequence[cfg.Opt] = (
 
 LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("connect_timeout", 5.0, 0.05, 300.0, "One attempt to connect, handshake included, is given up after this."),
-    seconds("retry_interval", 0.1, 0.001, 60.0, "First wait before a lost link is tried again; later waits double."),
-    seconds("retry_interval_max", 2.0, 0.001, 3600.0, "Longest wait before a lost link is tried again."),
+    seconds(
+        "retry_interval_max",
+        2.0,
+        0.001,
+        3600.0,
+        "Longest wait before a lost link is tried again. The first is a tenth of it, 0.1 seconds at most; later "
+        "waits double.",
+    ),
 )
 """For every driver, and for workers that lost their publisher service."""
 
@@ -87,9 +100,6 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("publisher_forget_time", 300.0, 0.1, DAY_S, "State of a publisher that vanished is kept this long."),
     size("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
     count("batch_events_max", 1024, 1, 65_536, "Most events in one frame."),
-    size("batch_bytes_max", 256 * KIB, "A frame is sent when its events reach this size."),
-    size("send_queue_bytes_max", 16 * MIB,
-         "Events waiting to be sent. When it is full, the sender sends them itself."),
     size("pending_bytes_max", 64 * MIB,
          "Frames that wait behind holes, or for room before the callback, all streams together. When it is full, the "
          "rest is asked for again, or a resync follows where nothing was lost."),
@@ -178,11 +188,6 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
             f"[pubsub] idle_time_limit = {pubsub.idle_time_limit} s is shorter than "
             f"max_idle_time = {pubsub.max_idle_time} s"
         )
-    if pubsub.batch_bytes_max > pubsub.frame_bytes_max // 2:
-        raise InvalidConfig(
-            f"[pubsub] batch_bytes_max = {pubsub.batch_bytes_max} leaves no room in frame_bytes_max = "
-            f"{pubsub.frame_bytes_max}: a batch may overshoot by one event, so at most half of it"
-        )
     if pubsub.publisher_forget_time < pubsub.missed_hellos_max * pubsub.max_idle_time:
         raise InvalidConfig(
             "[pubsub] publisher_forget_time is shorter than the silence that makes a publisher suspect "
@@ -193,8 +198,16 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
             f"[pubsub] hmac_key has fewer than {HMAC_KEY_BYTES_MIN} bytes: it could be guessed. Leave it out to send "
             "and accept frames that are not signed"
         )
-    if pubsub.retry_interval_max < pubsub.retry_interval:
-        raise InvalidConfig("[pubsub] retry_interval_max is shorter than retry_interval")
+
+
+def batch_bytes_max(conf: cfg.ConfigOpts) -> int:
+    """A frame is sent when its events reach this size.  They may overshoot by one event: half of the largest frame."""
+    return min(BATCH_BYTES_MAX, int(conf[GROUP].frame_bytes_max) // 2)
+
+
+def retry_interval(conf: cfg.ConfigOpts) -> float:
+    """Seconds before a lost link is tried again for the first time; later waits double up to retry_interval_max."""
+    return min(RETRY_INTERVAL_S, float(conf[GROUP].retry_interval_max) / 10)
 
 
 def reply_bytes_max(conf: cfg.ConfigOpts) -> int:

@@ -11,18 +11,32 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 from pubsub_api.core.errors import DriverDependencyMissing
+from pubsub_api.reporting.families import buckets
 from pubsub_api.reporting.report import ProcessReport, ReportRegistration
+from pubsub_api.runtime.durations import DurationHistogram
 from pubsub_api.session import Session
 
 try:
-    from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import (
+        CollectorRegistry,
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
     from prometheus_client.registry import REGISTRY, Collector
 except ImportError as error:
     raise DriverDependencyMissing(
         "metrics need the package prometheus-client: pip install 'heliograph[metrics]'"
     ) from error
+
+
+_FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
+}  # fmt: skip
 
 
 class ReportCollector(Collector):
@@ -34,10 +48,13 @@ class ReportCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in self.report.families():
             names = list(dict.fromkeys(name for sample in family.samples for name in sample.labels))
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.help, labels=names)
+            metric = _FAMILIES[family.kind](family.name, family.help, labels=names)
             for sample in family.samples:
-                metric.add_metric([sample.labels.get(name, "") for name in names], sample.value)
+                values = [sample.labels.get(name, "") for name in names]
+                if isinstance(sample.value, DurationHistogram):
+                    metric.add_metric(values, buckets(sample.value), sample.value.sum_s)
+                else:
+                    metric.add_metric(values, sample.value)
             yield metric
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oslo_config import cfg
 
-from pubsub_api.config import GROUP, reply_bytes_max
+from pubsub_api.config import GROUP, batch_bytes_max, reply_bytes_max
 from pubsub_api.core.scopes import SCOPES_MAX
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
 from pubsub_api.driver import Capabilities
@@ -42,7 +42,7 @@ def publisher_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Publ
         forget_time_s=pubsub.publisher_forget_time,
         scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         batch_events_max=pubsub.batch_events_max,
-        batch_bytes_max=pubsub.batch_bytes_max,
+        batch_bytes_max=batch_bytes_max(conf),
         streams_max=pubsub.streams_max,
     )
 

@@ -34,17 +34,8 @@ OPTIONS: Sequence[cfg.Opt] = (
                 "returns. 0: never."),
         seconds("unsubscribe_timeout", 5.0, 0.0, 3600.0,
                 "How long the events that are with the user may hold up the end of a subscription."),
-        seconds("commit_interval", 0.5, 0.01, 60.0,
-                "How often a leader stores progress. A crash of the leader repeats what was acknowledged since."),
-        seconds("progress_interval", 0.2, 0.01, 60.0,
-                "How often a member reports progress. A crash of the member repeats what was acknowledged since."),
-        count("batch_events_max", 1000, 1, 100_000, "Most events in one call of the user."),
-        count("window", 20_000, 1, 10_000_000, "Events of one stream that a member has read and not acknowledged. Then "
-              "it reads no more of that stream."),
         seconds("retry_delay", 1.0, 0.0, DAY_S,
                 "Wait before the second attempt; later waits double, up to sixty times this."),
-        text("dead_letter_topic", "dead-letter/{group}",
-             "Topic of the log that events go to which have used up their attempts. {group} is the group."),
         count("lanes", 1, 1, LANES_MAX, "Streams that each shard is divided into when a $shared group is declared, by "
               "topic and key. More members than the log has shards need more than one."),
         count("queue_in_flight", 10, 1, 10_000,
@@ -55,6 +46,16 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+COMMIT_INTERVAL_S = 0.5
+"""How often a leader stores progress in the log.  A crash of the leader repeats what was acknowledged since."""
+PROGRESS_INTERVAL_S = 0.2
+"""How often a member reports progress.  A crash of the member repeats what was acknowledged since."""
+BATCH_EVENTS_MAX = 1000
+"""Most events in one call of the user: more make no call cheaper, and hold up the end of a subscription."""
+WINDOW = 20_000
+"""Events of one partition that a member has read and not acknowledged.  Then it reads no more of it."""
+DEAD_LETTER_TOPIC = "dead-letter/{group}"
+"""Topic of the log that events go to which have used up their attempts."""
 FIND_LEADER_INTERVAL_S = 1.0
 """How often a member that has no leader asks for one: a read of the log."""
 RESEND_INTERVAL_S = 1.0
@@ -124,5 +125,5 @@ def delivery_settings(conf: cfg.ConfigOpts) -> DeliverySettings:
         attempts_max=groups.attempts_max,
         retry_delay_s=groups.retry_delay,
         retry_delay_max_s=RETRY_DELAYS_MAX * groups.retry_delay,
-        window=groups.window,
+        window=WINDOW,
     )

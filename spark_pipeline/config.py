@@ -16,19 +16,18 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.Opt("driver_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
             help="Memory of the driver's JVM, and with local[...] of the whole job: 512m, 4g."),
     *advanced(
-        cfg.Opt("executor_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
-                help="Memory of each executor's JVM on a cluster."),
         cfg.StrOpt("bind_address", default="127.0.0.1",
                    help="Address of the driver that executors connect to. Closed to the network until told otherwise."),
         cfg.Opt("options", type=types.Dict(value_type=types.String()), default={},
-                help="More options for Spark itself, key:value, separated by commas: spark.local.dir:/scratch, "
+                help="More options for Spark itself, key:value, separated by commas: spark.executor.memory:4g, "
                      "spark.sql.shuffle.partitions:64."),
-        cfg.IntOpt("partition_events_max", default=1_000_000, min=1, max=1_000_000_000,
-                   help="Most events that one task reads from a shard, unless the read says otherwise. A longer range "
-                        "of a shard is split."),
     ),
 )  # fmt: skip
 
+EXECUTOR_MEMORY = "2g"
+"""Memory of each executor's JVM on a cluster, unless ``options`` has spark.executor.memory."""
+PARTITION_EVENTS_MAX = 1_000_000
+"""Most events that one task reads from a shard, unless the read says otherwise.  A longer range of it is split."""
 BATCH_EVENTS_MAX = 1_000_000
 """Most events that one micro-batch takes from the log, unless the read says otherwise."""
 

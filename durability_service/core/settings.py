@@ -83,6 +83,7 @@ class ServiceSettings:
     expiry_round_s: float = 5.0
     """Samples whose lifespan is over leave a set within this time; they are not given to readers any more at once."""
     buckets: int = 1024
+    """Parts in which sets are compared.  The same in all services of a domain."""
     chunk_bytes: int = 256 * 1024
     window_chunks: int = 32
     """Chunks on their way to the slowest alignee."""

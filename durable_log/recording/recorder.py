@@ -30,7 +30,6 @@ from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason
 from pubsub_api.errors import Closed, FrameError
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.subscribing.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -92,12 +91,12 @@ class Recorder(Closeable):
         self._statistics = RecorderStatistics()
         self._closing = threading.Event()
         self._recovery = Recovery(log, topics, self._ask_again, since=history.since if history else 0)
-        self._subscriber = session.subscriber(
+        self._subscriber = session.frames(
             topics,
-            on_frames=self._on_frames,
+            self._on_frames,
             on_resync=self._on_resync,
             addresses=addresses,
-            history=history if session.capabilities.queries else None,
+            past=history if session.capabilities.queries else None,
             takes_repeats=True,  # of what was given up, asked for again, and came
         )
 
@@ -108,10 +107,6 @@ class Recorder(Closeable):
     def statistics(self) -> RecorderStatistics:
         with self._lock:
             return dataclasses.replace(self._statistics, **vars(self._recovery.counters))
-
-    def subscriber_statistics(self) -> SubscriberStatistics:
-        """What the subscription behind it counts: gaps, repairs, queue."""
-        return self._subscriber.statistics()
 
     def close(self) -> None:
         """Stop recording.  What is in the queue is not waited for: the next recorder asks the caches for it."""

@@ -67,7 +67,7 @@ class Maintainer(Closeable):
             "heliograph-log-maintenance",
             self._run,
             Failures(LOG, "Maintenance of the log failed"),
-            pause_s=self._options.maintenance_interval,
+            pause_s=config.MAINTENANCE_INTERVAL_S,
             on_failure=self._failed,
         )
 

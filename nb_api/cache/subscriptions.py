@@ -71,6 +71,14 @@ class Subscription(Closeable):
         while (change := queue.get(timeout_s)) is not None:
             yield change
 
+    def wait(self, *, timeout_s: float) -> bool:
+        """Wait for a change, and leave it to `changes`; False when there is none.  Raises UsageError when it calls
+        back."""
+        queue = self._queue
+        if not isinstance(queue, ChangeQueue):
+            raise UsageError("this calls back; subscribe without on_changes to wait")
+        return queue.wait(timeout_s)
+
     def close(self) -> None:
         """Be told of nothing more; no callback runs after it returns, unless it is called from one.  Idempotent."""
         self._leave(self)

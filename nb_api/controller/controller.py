@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.clock import Clock
 from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
@@ -48,6 +49,8 @@ class Controller(Closeable):
     when it changes; when its owners change, the former ones are worked on, too.  Objects of ``tables`` are worked on
     themselves; None: those of every table without such a function.
 
+    ``clock`` is for tests: pauses are counted in the time that it tells.
+
     With an ``election``, which stays the caller's, runs begin only while this process leads; the others keep their copy
     and what is wanted, and begin when they are elected.
 
@@ -68,6 +71,7 @@ class Controller(Closeable):
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: Election | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.
 
@@ -75,13 +79,16 @@ class Controller(Closeable):
         cache is closed, or was inherited by this process.
         """
         if inspect.iscoroutinefunction(reconcile):
-            raise UsageError("reconcile is a coroutine function: use nb_api.controller.aio.AsyncController")
+            raise UsageError("reconcile is a coroutine function: use nb_api.aio.Controller")
         check_arguments(reconcile, workers, tables)
         owner_map = owner_map_of(cache, tables, owners)
+        self._cache = cache
         self._reconcile = reconcile
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
-        self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
+        self._work = Work(
+            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election, clock=clock
+        )
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf
@@ -115,13 +122,15 @@ class Controller(Closeable):
         put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
-        """Return when the copy is complete and nothing is to be done about what was heard of it, failures included.
+        """Return when the copy is complete and nothing is to be done about what it has now, failures included.
 
         Keys that asked for a time by `RequeueAfter` do not count; objects whose owners are not known do.  Raises
         WaitTimeout, Closed.
         """
         self._check_usable()
-        self._work.wait_idle(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._cache.wait_told(timeout_s=timeout_s)
+        self._work.wait_idle(max(deadline - time.monotonic(), 0.0))
         self._check_usable()
 
     def running(self) -> list[tuple[Key, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nb_api.cache.local_cache import LocalCache
 
 
-class Request(msgspec.Struct, frozen=True):
+class RequestBase(msgspec.Struct, frozen=True):
     """A key to bring into order, with what the copy has under it now."""
 
     table: str
@@ -35,7 +35,6 @@ class Request(msgspec.Struct, frozen=True):
     """1, and one more for each failure before."""
     token: int | None
     """The fencing token, when the controller has an election: higher for every leader than for all before."""
-    cache: LocalCache
     asks_to_stop: Callable[[], bool]
 
     @property
@@ -47,6 +46,11 @@ class Request(msgspec.Struct, frozen=True):
         return str(Key(self.table, self.key))
 
 
+class Request(RequestBase, frozen=True):
+    """What `Controller` gives to its function: a key to bring into order, with what the copy has under it now."""
+
+    cache: LocalCache
+
+
 Reconcile = Callable[[Request], RequeueAfter | None]
 """Makes the world look like the copy, as far as one key is concerned.  It is called again when it raises."""
-AsyncReconcile = Callable[[Request], Awaitable[RequeueAfter | None]]

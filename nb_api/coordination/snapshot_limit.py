@@ -66,7 +66,7 @@ class SnapshotLimitCounters:
 class ProcessTurns:
     """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one.
 
-    Nobody waits here: a hundred caches that wait for their turn shall not need a hundred threads.
+    Who takes one need not wait here: a hundred caches that wait for their turn shall not need a hundred threads.
     """
 
     def __init__(self) -> None:
@@ -100,6 +100,23 @@ class ProcessTurns:
                     waiting = self._waiting.popleft() if self._waiting else None
                 if waiting is not None:
                     waiting()
+
+    @contextlib.contextmanager
+    def wait(self, pause: Callable[[float], None], counters: SnapshotLimitCounters) -> Iterator[None]:
+        """As `take`, for a thread that may wait.  ``pause`` is called now and then, and raises Closed in the end."""
+        is_free, has_waited = threading.Event(), False
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(self.take(is_free.set))
+                    break
+                except NoTurn:
+                    counters.waits += not has_waited
+                    has_waited = True
+                    is_free.wait(TURN_S / 4)
+                    is_free.clear()
+                    pause(0.0)
+            yield
 
 
 class SnapshotLimit:

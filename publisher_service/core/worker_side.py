@@ -87,7 +87,6 @@ class WorkerCore:
         """Of the last event that was added."""
         self.acknowledged = 0
         """Of the last event that the service has taken over."""
-        self.service_guid = b""
         self.event_bytes_max: int | None = None
         """What the service told; None while it is not known."""
         self.window_bytes = 0
@@ -237,7 +236,6 @@ class WorkerCore:
             self._refused(welcome.refused - self.counters.refused_events, welcome.reason)
         self.state = WorkerState.OPEN
         self._next = 0
-        self.service_guid = welcome.guid
         self.event_bytes_max = welcome.event_bytes_max
 
     def _refused(self, events: int, reason: str) -> None:

@@ -26,6 +26,7 @@ from publisher_service.ownership import socket_path
 from publisher_service.worker.link import WorkerLink
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.config import batch_bytes_max, retry_interval
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import (
     ACTIONS,
@@ -51,8 +52,7 @@ _TOPICS_MAX = 100_000
 
 def event_bytes_max(conf: cfg.ConfigOpts) -> int:
     """The largest encoded event that a frame takes, also inside the reply of a cache."""
-    frame_bytes_max: int = settings.frame_settings(conf).bytes_max
-    return frame_bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX - 128
+    return settings.frame_settings(conf).event_bytes_max
 
 
 class IpcMultiproc(MultiprocDriver):
@@ -72,12 +72,12 @@ class WorkerPublisher(WorkerPublisherApi):
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
         self._send_timeout_s: float = options.send_timeout
-        self._reconnect_s = (pubsub.retry_interval, max(pubsub.retry_interval, pubsub.retry_interval_max))
+        self._reconnect_s = (retry_interval(conf), float(pubsub.retry_interval_max))
         self._settings = WorkerSettings(
-            window_events_max=options.window_events_max,
+            window_events_max=config.WINDOW_EVENTS_MAX,
             window_bytes_max=config.WINDOW_BYTES_MAX,
             batch_events_max=pubsub.batch_events_max,
-            batch_bytes_max=pubsub.batch_bytes_max,
+            batch_bytes_max=batch_bytes_max(conf),
         )
         self._is_closing = False
         """No further event is taken; those that were are given the time to be acknowledged."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
+
 
 @dataclasses.dataclass(frozen=True)
 class FrameSettings:
     bytes_max: int = 1024 * 1024
     key: bytes | None = None
+
+    @property
+    def event_bytes_max(self) -> int:
+        """The largest encoded event.  Twice the overhead: the frame must also fit, whole, into the reply of a cache."""
+        return self.bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
 
 
 @dataclasses.dataclass(frozen=True)

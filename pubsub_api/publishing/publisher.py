@@ -45,7 +45,6 @@ from pubsub_api.core.events import (
     encode_event,
     encode_fields,
 )
-from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.sending.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
@@ -91,8 +90,7 @@ class Publisher(Closeable):
         self._name = name or default_name()
         self._clock = clock
         self._backlog_bytes_max = backlog_bytes_max
-        # Twice the overhead: the frame must also fit, whole, into the reply of a cache.
-        self._event_bytes_max = settings.frame.bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
+        self._event_bytes_max = settings.frame.event_bytes_max
         self._turn_bytes = min(settings.batch_bytes_max, backlog_bytes_max // 2)
         self._turn_events = max(1, min(settings.batch_events_max, self._turn_bytes // _SMALL_BYTES))
         self._small_bytes_max = min(self._turn_bytes // self._turn_events, self._event_bytes_max)

@@ -1,19 +1,22 @@
 """From statistics to metrics, without a library: names, kinds, explanations, and the text that Prometheus reads.
 
 Statistics are dataclasses or mappings of numbers, nested as they like.  A mapping inside a dataclass is one metric with
-the label ``kind``.  One name is one family, with one explanation, whatever number of objects it is told of.
+the label ``kind``, and a `DurationHistogram` is a histogram of seconds.  One name is one family, with one explanation,
+whatever number of objects it is told of.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pubsub_api.reporting.help_texts import HELP
+from pubsub_api.runtime.durations import BOUNDS_S, DurationHistogram
 
-Kind = Literal["counter", "gauge"]
+Kind = Literal["counter", "gauge", "histogram"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,11 +27,12 @@ _GAUGES = {
     "cache": {"frames", "bytes"},
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
-    "local_cache": {"objects", "tombstones", "position", "untold", "subscriptions"},
+    "local_cache": {"objects", "tombstones", "position", "newest", "untold", "subscriptions"},
     "controller": {
         "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
         "run_max_s",
     },
+    "fleet": {"bytes", "members"},
     "log": {"events", "bytes", "sealed_bytes", "segments"},
     "group": {"lag", "oldest_seconds", "members", "missing", "expired"},
     "publisher_service": {"workers", "workers_remembered", "database_revision", "outbox"},
@@ -50,7 +54,7 @@ class Reading(NamedTuple):
 
 class MetricSample(NamedTuple):
     labels: Mapping[str, str]
-    value: float
+    value: float | DurationHistogram
 
 
 @dataclasses.dataclass
@@ -71,10 +75,11 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
             name = f"heliograph_{reading.role}_{path.replace('.', '_')}"
             family = families.get(name)
             if family is None:
-                family = families[name] = Family(name, kind_of(reading.role, path), help_of(reading.role, path), [])
+                kind: Kind = "histogram" if isinstance(value, DurationHistogram) else kind_of(reading.role, path)
+                family = families[name] = Family(name, kind, help_of(reading.role, path), [])
             if isinstance(value, Mapping):
                 family.samples += [
-                    MetricSample({**reading.labels, "kind": str(kind)}, one) for kind, one in value.items()
+                    MetricSample({**reading.labels, "kind": str(label)}, one) for label, one in value.items()
                 ]
             else:
                 family.samples.append(MetricSample(reading.labels, value))
@@ -97,7 +102,7 @@ def _numbers(role: str, statistics: object, prefix: str = "") -> Iterator[tuple[
         path = f"{prefix}{name}"
         if path in _ELSEWHERE.get(role, ()):
             continue
-        if isinstance(value, bool | int | float):
+        if isinstance(value, bool | int | float | DurationHistogram):
             yield path, value
         elif isinstance(value, Mapping):
             yield path, {kind: one for kind, one in value.items() if isinstance(one, int | float)}
@@ -120,8 +125,27 @@ def exposition(families: Iterable[Family]) -> str:
         name = f"{family.name}_total" if family.kind == "counter" else family.name
         lines.append(f"# HELP {name} {_escaped(family.help)}")
         lines.append(f"# TYPE {name} {family.kind}")
-        lines += [f"{name}{_labels(sample.labels)} {_number(sample.value)}" for sample in family.samples]
+        for sample in family.samples:
+            if isinstance(sample.value, DurationHistogram):
+                lines += _histogram_lines(name, sample.labels, sample.value)
+            else:
+                lines.append(f"{name}{_labels(sample.labels)} {_number(sample.value)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def buckets(histogram: DurationHistogram) -> list[tuple[str, float]]:
+    """Upper bound, as Prometheus writes it, and how many took at most that long."""
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(histogram.counts), strict=True))
+
+
+def _histogram_lines(name: str, labels: Mapping[str, str], histogram: DurationHistogram) -> list[str]:
+    shown = [f"{name}_bucket{_labels({**labels, 'le': bound})} {count}" for bound, count in buckets(histogram)]
+    return [
+        *shown,
+        f"{name}_sum{_labels(labels)} {_number(histogram.sum_s)}",
+        f"{name}_count{_labels(labels)} {histogram.count}",
+    ]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

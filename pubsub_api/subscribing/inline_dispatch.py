@@ -34,6 +34,8 @@ subscribers that share the driver's thread would wait for each other."""
 MOMENT_PAUSE_S = 1.0
 """For how long.  Less than the other pause: a thread that was not given a processor for a while looks the same."""
 _AVERAGE_OF = 16
+LOCK_WAIT_S = 0.01
+"""For so long the timers' thread waits for the lock of a subscriber; then it comes back later."""
 WATCH_S = 0.1
 """For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does.
 A few looks: an event that comes alone once a second must not cost forty."""
@@ -48,13 +50,13 @@ class LoanWatch:
 
     def after_fork_in_child(self) -> None:
         self._timer = SharedTimer(self._look)
-        self._loans: dict[InlineDispatch, Callable[[float], None]] = {}
+        self._loans: dict[InlineDispatch, threading.Lock] = {}
         self._newest = -math.inf
         self.is_watching = False
 
-    def begin(self, inline: InlineDispatch, look_after: Callable[[float], None], now: float) -> None:
-        """``look_after`` is called every now and then, with the time, until `end`."""
-        self._loans[inline] = look_after
+    def begin(self, inline: InlineDispatch, lock: threading.Lock, now: float) -> None:
+        """Have it looked after until `end`, under the lock of its owner."""
+        self._loans[inline] = lock
         self._newest = now
         if not self.is_watching:  # looked at after the loan was noted: `_look` does it the other way round
             self._watch(now)
@@ -73,8 +75,12 @@ class LoanWatch:
 
     def _look(self) -> float:
         now = time.monotonic()
-        for look_after in list(self._loans.values()):
-            look_after(now)
+        for inline, lock in list(self._loans.items()):
+            if lock.acquire(timeout=LOCK_WAIT_S):
+                try:
+                    inline.look_after(now)
+                finally:
+                    lock.release()
         if now - self._newest >= WATCH_S and not self._loans:
             THREADS.remove_timer(self._timer)
             self.is_watching = False

@@ -1,11 +1,10 @@
 """The subscriber: receives frames from a driver, lets the core put them in order, and calls the user.
 
-Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
-The timers' thread of the process runs the core when time has passed.  The dispatcher, on a thread that the process
-shares, takes whole frames from a bounded queue, decodes them and calls the user; a callback may be slow without
-delaying anything but itself.  When the queue is full, frames
-wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are discarded and
-counted, and a resync follows.
+Three threads meet here.  The driver's brings frames and runs the core under a lock, a few operations per frame.  The
+timers' runs the core when time has passed.  The dispatcher, on a shared one, takes whole frames from a bounded queue,
+decodes them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full,
+frames wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are
+discarded and counted, and a resync follows.
 
 A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
 calls the user, and the timers' thread sees to it that receiving goes on when the callback lasts
@@ -44,14 +43,13 @@ from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
-from pubsub_api.subscribing.inline_dispatch import LOANS, Relieve
+from pubsub_api.subscribing.inline_dispatch import LOANS, LOCK_WAIT_S, Relieve
 from pubsub_api.subscribing.items import Item, Mark, size_of
+from pubsub_api.subscribing.reading import EventReader
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
-_LOCK_WAIT_S = 0.01
-"""For so long the timers' thread waits for the lock; then it comes back later."""
 _PORTION_BYTES = 1024 * 1024
 """What the dispatcher takes at once, somewhat more at most: room is made when all of it is done."""
 
@@ -60,9 +58,9 @@ class Subscriber(Closeable):
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
     With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
-    one that received; a program may take its time in either.  Without, iterate: ``for event in subscriber`` yields
-    events until it is closed, and resyncs go to ``on_resync``.  Who only stores or passes on what was sent takes
-    ``on_frames`` instead, and nothing is decoded.
+    one that received; a program may take its time in either.  Without, read: ``for event in subscriber`` yields events
+    until it is closed, `get` waits for the next one, and resyncs go to ``on_resync``.  Who only stores or passes on
+    what was sent takes ``on_frames`` instead, and nothing is decoded.
     """
 
     def __init__(
@@ -109,6 +107,7 @@ class Subscriber(Closeable):
             undecodable=self._on_undecodable,
             resync_failed=self._on_resync_failed,
         )
+        self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and self._dispatcher.task is not None
         self._foreign = self._foreign_discarded = 0
@@ -190,15 +189,8 @@ class Subscriber(Closeable):
             self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
             self._waiting = 1
             self._queue_bytes += len(frame)
-            LOANS.begin(inline, self._look_after_loan, now)
+            LOANS.begin(inline, self._lock, now)
             return delivery
-
-    def _look_after_loan(self, now: float) -> None:
-        if self._lock.acquire(timeout=_LOCK_WAIT_S):
-            try:
-                self._dispatcher.inline.look_after(now)
-            finally:
-                self._lock.release()
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
         with self._lock:
@@ -301,8 +293,8 @@ class Subscriber(Closeable):
 
     def _tick(self) -> float:
         """The timers' thread, which others wait for, runs the core.  Returns when it has to be run again."""
-        if not self._lock.acquire(timeout=_LOCK_WAIT_S):
-            return time.monotonic() + _LOCK_WAIT_S
+        if not self._lock.acquire(timeout=LOCK_WAIT_S):
+            return time.monotonic() + LOCK_WAIT_S
         try:
             self._timer_due = -math.inf  # what comes next is returned
             self._core.poll(time.monotonic())
@@ -347,12 +339,25 @@ class Subscriber(Closeable):
     # -- what the user calls
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the subscriber is closed.  One iterating thread at a time."""
+        """Events until the subscriber is closed.  One reading thread at a time; who iterates again goes on."""
+        self._check_reading()
+        yield from self._reader
+
+    def get(self, *, timeout_s: float | None = None) -> Event | None:
+        """The next event, None when none came within the time; resyncs go to ``on_resync`` meanwhile.
+
+        One reading thread at a time.  Without a time it waits as long as it takes.  Raises Closed.
+        """
+        self._check_reading()
+        event = self._reader.get(timeout_s)
+        if event is None and self._reader.is_over:
+            raise Closed("the subscriber was closed")
+        return event
+
+    def _check_reading(self) -> None:
         if self._dispatcher.task is not None and not (self._gate and self._gate.is_iterated):
-            raise UsageError("this subscriber calls back; make one without a callback to iterate")
+            raise UsageError("this subscriber calls back; make one without a callback to read")
         self._check_usable()
-        for events in self._gate.batches() if self._gate else self._dispatcher.batches():
-            yield from events
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when the subscription is in effect: what is published from now on is delivered, or its loss is told.

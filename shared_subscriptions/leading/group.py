@@ -106,7 +106,7 @@ class Leading:
         self._incarnation = declaration.incarnation
         self._records = GroupRecords(log, declaration, self.counters)
         self._standby = GroupStandby(declaration.name, owner, self._records.declaration)
-        self._commit_interval_s: float = conf[config.GROUP].commit_interval
+        self._commit_interval_s = config.COMMIT_INTERVAL_S
         self.lease = declaration.lease
         self.beat_s = self.lease.beat_s
         self._settings = dataclasses.replace(config.leader_settings(conf), lease=self.lease)

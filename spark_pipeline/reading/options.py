@@ -5,31 +5,22 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 import durable_log
 from pubsub_api.core.topics import check_filter
 from pubsub_api.errors import UsageError
-from spark_pipeline.config import BATCH_EVENTS_MAX, OPTIONS
+from spark_pipeline.config import BATCH_EVENTS_MAX, PARTITION_EVENTS_MAX
 from spark_pipeline.core.ranges import from_json
 
 READ_OPTIONS = ("log", "topics", "start", "end", "events_per_batch", "events_per_task", "group", "query")
 WRITE_OPTIONS = ("log", "db", "bus", "staging", "query")
 OF_SPARK = ("checkpointlocation", "queryname")
 """What a streaming query says to Spark itself, and Spark passes on."""
-_DEFAULTS = {option.dest: option.default for option in OPTIONS}
 _JSON_LIST = re.compile(r'\s*\[\s*"')
 _OF_A_GROUP = ("topics", "start", "end")
 """What the declaration of a group says, and a job of it must not."""
-
-
-class Limits(NamedTuple):
-    """What holds where a read does not say otherwise."""
-
-    events_per_batch: int = BATCH_EVENTS_MAX
-    events_per_task: int = _DEFAULTS["partition_events_max"]
 
 
 def check_names(given: Mapping[str, str], known: Sequence[str]) -> None:
@@ -46,7 +37,7 @@ def check_names(given: Mapping[str, str], known: Sequence[str]) -> None:
 class SourceOptions:
     """Raises UsageError naming the option that is wrong.  Travels to the workers."""
 
-    def __init__(self, given: Mapping[str, str], limits: Limits = Limits()) -> None:  # noqa: B008  # it is frozen
+    def __init__(self, given: Mapping[str, str]) -> None:
         check_names(given, READ_OPTIONS)
         if not given.get("log"):
             raise UsageError('option "log" is missing: the URL of the log, as in sqlite:///dir/log.db')
@@ -54,8 +45,8 @@ class SourceOptions:
         self.topics = _filters(given.get("topics", "#"))
         self.start = given.get("start", "earliest")
         self.end = given.get("end", "latest")
-        self.events_per_batch = _positive(given, "events_per_batch", limits.events_per_batch)
-        self.events_per_task = _positive(given, "events_per_task", limits.events_per_task)
+        self.events_per_batch = _positive(given, "events_per_batch", BATCH_EVENTS_MAX)
+        self.events_per_task = _positive(given, "events_per_task", PARTITION_EVENTS_MAX)
         self.group = given.get("group", "")
         self.query = given.get("query", "")
         if self.group:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -28,7 +28,7 @@ import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
 from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
-from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, Limits, SourceOptions, check_names
+from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, SourceOptions, check_names
 from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, stream_partitions
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
@@ -134,8 +134,6 @@ class HeliographDataSource(DataSource):
     """The format ``heliograph``, for reading and writing.  `spark_pipeline.sessions.session.open_session` registers it;
     in a session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
 
-    limits: ClassVar[Limits] = Limits()
-
     @classmethod
     def name(cls) -> str:
         return "heliograph"
@@ -144,10 +142,10 @@ class HeliographDataSource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # the columns are fixed
-        return BatchLogReader(SourceOptions(self.options, self.limits))
+        return BatchLogReader(SourceOptions(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
-        options = SourceOptions(self.options, self.limits)
+        options = SourceOptions(self.options)
         if not options.group:
             return LogStreamReader(options)
         # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.
@@ -162,10 +160,3 @@ class HeliographDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:
         check_names(self.options, (*WRITE_OPTIONS, *OF_SPARK))
         return LogStreamWriter(self.options, schema, overwrite=overwrite)
-
-
-def configured(events_per_batch: int, events_per_task: int) -> type[HeliographDataSource]:
-    """The same format with other limits for reads that name none.  It travels whole to the processes of Spark, which
-    have no configuration."""
-    limits = Limits(events_per_batch, events_per_task)
-    return type(HeliographDataSource.__name__, (HeliographDataSource,), {"limits": limits})

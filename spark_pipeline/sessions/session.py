@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from oslo_config import cfg
 
 from pubsub_api.config import check_group, new_conf
-from spark_pipeline.config import BATCH_EVENTS_MAX, GROUP, OPTIONS
+from spark_pipeline.config import EXECUTOR_MEMORY, GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.sessions import java_logging
 from spark_pipeline.sessions.java import find_java
@@ -46,7 +46,7 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
     _prepare_environment(conf[GROUP].bind_address)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # a heavy import that only jobs pay for
 
-    from spark_pipeline.reading.source import configured  # noqa: PLC0415
+    from spark_pipeline.reading.source import HeliographDataSource  # noqa: PLC0415
 
     session = SparkSession.getActiveSession()
     if session is None:
@@ -58,7 +58,7 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
             builder = builder.config(key, value)
         with without_archive("" if submitted else master):
             session = builder.getOrCreate()
-    session.dataSource.register(configured(BATCH_EVENTS_MAX, conf[GROUP].partition_events_max))
+    session.dataSource.register(HeliographDataSource)
     return session
 
 
@@ -133,7 +133,7 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
     spark = conf[GROUP]
     options = {
         "spark.driver.memory": spark.driver_memory,
-        "spark.executor.memory": spark.executor_memory,
+        "spark.executor.memory": EXECUTOR_MEMORY,
         "spark.driver.host": spark.bind_address,
         "spark.driver.bindAddress": spark.bind_address,
         "spark.sql.shuffle.partitions": str(max(4, 2 * local_cores(master))),

@@ -24,16 +24,17 @@ from tests.helpers.waiting import wait_until
 TIMEOUT_S = 60.0
 FAST = {
     "expiry_time": 6.0,
-    "heartbeat_factor": 0.1,
     "no_service_time": 30.0,
     "initial_discovery_period": 0.3,
     "combine_period_initial": 0.02,
-    "align_timeout": 1.0,
-    "reconcile_interval": 0.5,
-    "buckets": 64,
     "admin_key": "only-for-tests-of-durability",
 }
 """Options of ``[durability]``: nobody waits, and a loaded machine does not look like a dead one."""
+# Of every service of this process and of those that it starts, which import this module, too.
+config.HEARTBEAT_FACTOR = 0.1
+config.ALIGN_TIMEOUT_S = 1.0
+config.RECONCILE_INTERVAL_S = 0.5
+
 HASTY = {"expiry_time": 3.0}
 """For services that are killed or cut off: the others must notice soon.  Nothing may depend on who was thought dead."""
 
@@ -107,8 +108,7 @@ class Domain:
         return session.subscriber(
             topics,
             None if seen is None else seen.append,
-            durability=kind,
-            history_source=DurableHistory(session, topics, kind, services=self.addresses),
+            past=DurableHistory(session, topics, kind, services=self.addresses),
             addresses=self.publishers if self.is_bind_based else None,
             **options,
         )

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from bench.server_programs import find_etcd
 from pubsub_api.testing.ports import free_port
 from tests.helpers.paths import TLS
 from tests.helpers.server_process import START_ATTEMPTS, START_TIMEOUT_S, ServerProcess
-from tests.helpers.servers_db import find_etcd
 from tests.helpers.waiting import wait_until
 
 FILES = {

@@ -24,13 +24,14 @@ from pubsub_api.testing.child import ChildProcess
 from shared_subscriptions import GroupEvent, GroupSubscriber, config
 from shared_subscriptions.core.settings import LeaseSettings
 
-CALM = {"member_lease": 30.0, "claim_time": 60.0, "progress_interval": 0.05, "commit_interval": 0.1,
-        "retry_delay": 0.05, "unsubscribe_timeout": 60.0}  # fmt: skip
+CALM = {"member_lease": 30.0, "claim_time": 60.0, "retry_delay": 0.05, "unsubscribe_timeout": 60.0}  # fmt: skip
 """Nobody is killed: leases and patience are so long that no load of the machine ends them."""
 HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
 """Somebody is killed, and the others must notice soon."""
 
 # Of every member of this process and of those that it starts, which import this module, too.
+config.PROGRESS_INTERVAL_S = 0.05
+config.COMMIT_INTERVAL_S = 0.1
 config.FIND_LEADER_INTERVAL_S = 0.2
 config.RESEND_INTERVAL_S = 0.5
 config.REBALANCE_DELAY_S = 0.05

@@ -12,7 +12,7 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
 class Scrape(NamedTuple):
     kinds: dict[str, str]
-    """Name, as a query has it, -> counter or gauge."""
+    """Name, as a query has it, -> counter, gauge or histogram."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float]
     """Name and sorted labels -> value."""
 
@@ -34,7 +34,7 @@ def check(text: str) -> Scrape:
     kinds: dict[str, str] = {}
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(text):
-        assert family.type in ("counter", "gauge"), family
+        assert family.type in ("counter", "gauge", "histogram"), family
         kinds.update(
             dict.fromkeys([f"{family.name}_total"] if family.type == "counter" else [family.name], family.type)
         )

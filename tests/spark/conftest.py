@@ -38,7 +38,6 @@ def new_session(directory: pathlib.Path, *, master: str = "local[2]") -> SparkSe
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)
     conf.set_override("driver_memory", "1g", group=GROUP)
-    conf.set_override("executor_memory", "512m", group=GROUP)
     places = {"spark.local.dir": str(directory), "spark.sql.warehouse.dir": str(directory / "warehouse")}
     conf.set_override("options", TEST_OPTIONS | places | {"spark.sql.shuffle.partitions": "2"}, group=GROUP)
     return open_session(conf, app_name="heliograph-tests", master=master)

@@ -18,7 +18,7 @@ from shared_subscriptions import groups
 from spark_pipeline.errors import OtherLog
 from spark_pipeline.reading.group_jobs import release, show
 from spark_pipeline.reading.group_source import GroupStreamReader
-from spark_pipeline.reading.options import Limits, SourceOptions
+from spark_pipeline.reading.options import SourceOptions
 from tests.helpers.waiting import wait_until
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob
@@ -175,14 +175,14 @@ def test_a_batch_is_not_read_again_from_a_log_that_was_restored_and_has_grown(
     shutil.copy(tmp_path / "log.db", tmp_path / "older.db")
     fill(log_url, first=1, count=10)
     options = {"log": log_url, "group": group, "query": "a"}
-    reader = GroupStreamReader(SourceOptions(options, Limits()))
+    reader = GroupStreamReader(SourceOptions(options))
     start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     end = reader.latestOffset(start, ReadAllAvailable())
     assert reader.partitions(start, end) != []
     reader.stop()
     shutil.copy(tmp_path / "older.db", tmp_path / "log.db")
     fill(log_url, first=11, count=50)
-    reader = GroupStreamReader(SourceOptions(options, Limits()))
+    reader = GroupStreamReader(SourceOptions(options))
     with pytest.raises(OtherLog, match="a batch of this checkpoint is at offset .* has grown since"):
         reader.partitions(start, end)
     reader.stop()

@@ -61,16 +61,15 @@ def test_a_batch_read_has_every_event_once_with_every_column(spark: SparkSession
     assert events.where("topic = 'tenant-1/port' and shard = 0 and seq > 0").count() in (0, 40)
 
 
-def test_the_limits_of_the_configuration_hold_where_a_read_names_none(spark: SparkSession, log_url: str) -> None:
+def test_the_session_that_is_there_is_used_and_a_read_may_name_its_limits(spark: SparkSession, log_url: str) -> None:
     fill(log_url)
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)
     zone = spark.conf.get("spark.sql.session.timeZone")
+    assert open_session(conf, app_name="another", master="local[7]") is spark
     source = spark.read.format("heliograph").option("log", log_url)
-    for most, partitions in ((20, range(12, 17)), (1_000_000, range(1, 5))):
-        conf.set_override("partition_events_max", most, group=GROUP)
-        assert open_session(conf, app_name="another", master="local[7]") is spark, "the one that is there is used"
-        assert source.load().rdd.getNumPartitions() in partitions
+    assert source.load().rdd.getNumPartitions() in range(1, 5)
+    assert source.option("events_per_task", 20).load().rdd.getNumPartitions() in range(12, 17)
     assert (spark.conf.get("spark.sql.session.timeZone"), spark.conf.get("spark.app.name")) == (
         zone,
         "heliograph-tests",

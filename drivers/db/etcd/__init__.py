@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
@@ -55,7 +55,7 @@ from drivers.db.etcd.snapshot import EtcdSnapshot
 from drivers.db.etcd.transaction import CommitAttempt, decode_record, ranges
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck
 from nb_api.writing.outbox_age import OutboxAge
@@ -71,6 +71,8 @@ _OPERATIONS_MAX = 100
 """In one transaction; a server refuses more than 128 unless it is told otherwise."""
 _WRITES_MAX = 40
 """In one transaction: each is up to three operations, and two are for all of them."""
+_REPORTS_PORTION = 1000
+"""Reports that are read at a time."""
 
 _decode_waiting = msgspec.msgpack.Decoder(WaitingWrite).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -146,8 +148,14 @@ class EtcdDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, record.topic, checks.decode_value(record.value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        selection = checks.TopicSelection(tables, topics)
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
         return EtcdSnapshot(self._client, self._keys, selection, self._settings.snapshot_portion)
 
     def allocate(self, name: str) -> int:
@@ -234,6 +242,33 @@ class EtcdDb(DbApi):
         wanted = frozenset(revisions)
         found = self._client.call("kv/range", request, RangeAnswer).kvs
         self._remove(entry.key for entry in found if self._keys.outbox_revision(entry) in wanted)
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        request = {"key": self._keys.report(name), "value": data, "prev_kv": True}
+        before = self._client.call("kv/put", request, PutAnswer, is_repeatable=True).prev_kv
+        start = self._keys.reports
+        request = {"key": start, "range_end": end_of(start), "count_only": True}
+        total = self._client.call("kv/range", request, RangeAnswer).count
+        return ToldReport(None if before is None else before.value, total)
+
+    def reports(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        start, more = self._keys.reports, True
+        while more:
+            request = {"key": start, "range_end": end_of(self._keys.reports), "limit": _REPORTS_PORTION}
+            answer = self._client.call("kv/range", request, RangeAnswer)
+            found |= {self._keys.report_name(entry.key): entry.value for entry in answer.kvs}
+            more = answer.more
+            if more:
+                start = answer.kvs[-1].key + b"\0"
+        return found
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._client.check_open()
+        self._remove(map(self._keys.report, names))
 
     # -- inside
 

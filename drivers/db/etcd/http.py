@@ -65,6 +65,7 @@ class RangeAnswer(msgspec.Struct, frozen=True):
     header: EtcdHeader
     kvs: list[KeyValue] = []
     more: bool = False
+    count: int = 0
 
 
 class PutAnswer(msgspec.Struct, frozen=True):

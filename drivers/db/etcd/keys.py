@@ -103,6 +103,7 @@ class EtcdKeys:
         self.outbox = base + b"outbox\0"
         self.tombstones = base + b"tombstone\0"
         self._counters = base + b"counter\0"
+        self.reports = base + b"report\0"
 
     def size(self, count: int) -> bytes:
         """The key that every transaction of so many writes puts.  It follows the head, so that one range has them all:
@@ -138,6 +139,12 @@ class EtcdKeys:
 
     def counter(self, name: str) -> bytes:
         return self._counters + name.encode()
+
+    def report(self, name: str) -> bytes:
+        return self.reports + name.encode()
+
+    def report_name(self, key: bytes) -> str:
+        return key[len(self.reports) :].decode()
 
     def split(self, name: bytes) -> tuple[str, str]:
         """Table and key of an object's key."""

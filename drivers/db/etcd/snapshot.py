@@ -49,9 +49,13 @@ class EtcdSnapshot(Snapshot):
             for entry in answer.kvs:
                 table, key = self._keys.split(entry.key)
                 record = _decode_record(entry.value)
-                if record.value is not None and self._selection.selects(table, record.topic):
-                    value, version = checks.decode_value(record.value), record.revision(entry.mod_revision)
-                    yield DbObject(table, key, record.topic, value, version)
+                version = record.revision(entry.mod_revision)
+                if (
+                    record.value is not None
+                    and self._selection.is_in_bucket(version)
+                    and self._selection.selects(table, record.topic)
+                ):
+                    yield DbObject(table, key, record.topic, checks.decode_value(record.value), version)
             if more:
                 start = answer.kvs[-1].key + b"\0"
 

@@ -30,19 +30,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
+import psycopg
 from oslo_config import cfg
 
 from drivers.db.postgres import config, schema
 from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
-from drivers.db.postgres.snapshot import PostgresSnapshot
+from drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
 from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
 from nb_api.core import checks
+from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
@@ -103,8 +105,25 @@ class PostgresDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics, buckets))
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        selection = checks.TopicSelection(tables, topics)
+        if not selection.has_plain_topics:
+            return super().digests(tables, topics, by_bucket=by_bucket)
+        statement, parameters = digests_query(self._settings.schema, selection, by_bucket=by_bucket)
+        rows = self._query(statement, *parameters)
+        parts = {(row[1], row[2]): TableDigest(row[3], int(row[4])) for row in rows if row[1] is not None}
+        return StoredDigests(rows[0][0], parts)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
@@ -165,6 +184,27 @@ class PostgresDb(DbApi):
         checks.check_revisions(revisions)
         if revisions:
             self._query(self._statements.mark_published, list(revisions))
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        with self._pool.connection() as connection:
+            try:
+                [(before, count)] = _rows(connection, self._statements.tell_report, name, name, data)
+            except psycopg.errors.UndefinedTable:  # tables of an earlier release
+                schema.install_reports(connection, self._settings)
+                [(before, count)] = _rows(connection, self._statements.tell_report, name, name, data)
+        return ToldReport(before, count)
+
+    def reports(self) -> dict[str, bytes]:
+        with self._pool.connection() as connection, contextlib.suppress(psycopg.errors.UndefinedTable):
+            return dict(_rows(connection, self._statements.reports))
+        return {}
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        with self._pool.connection() as connection, contextlib.suppress(psycopg.errors.UndefinedTable):
+            _rows(connection, self._statements.forget_reports, list(names))
 
     # -- inside
 
@@ -293,6 +333,12 @@ class _Statements:
                 DELETE FROM {schema}.objects o USING doomed
                 WHERE o.tbl = doomed.tbl AND o.key = doomed.key AND o.deleted_at IS NOT NULL RETURNING 1
             ) SELECT count(*) FROM gone"""
+        self.tell_report = f"""WITH before AS MATERIALIZED (SELECT data FROM {schema}.reports WHERE name = %s)
+            INSERT INTO {schema}.reports VALUES (%s, %s)
+            ON CONFLICT (name) DO UPDATE SET data = excluded.data
+            RETURNING (SELECT data FROM before), (SELECT count(*) FROM {schema}.reports)"""
+        self.reports = f"SELECT name, data FROM {schema}.reports"
+        self.forget_reports = f"DELETE FROM {schema}.reports WHERE name = ANY(%s::text[])"
 
 
 def _rows(connection: PostgresConnection, statement: str, *parameters: Any) -> list[Row]:

@@ -176,6 +176,19 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
             ) from error
 
 
+def install_reports(connection: PostgresConnection, settings: PostgresSettings) -> None:
+    """Create the table of reports, once.  Raises psycopg.Error.
+
+    Not logged: a report need not survive the server, and is told again.
+    """
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
+        connection.execute(
+            f"""CREATE UNLOGGED TABLE IF NOT EXISTS {settings.schema}.reports (
+                name text COLLATE "C" PRIMARY KEY, data bytea NOT NULL) WITH (fillfactor = 50)"""
+        )
+
+
 def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
     """Whether the schema has the tables, also of an earlier release.  Raises InvalidConfig for another format, and
     psycopg.Error."""

@@ -115,7 +115,11 @@ class RedisSnapshot(Snapshot):
     def _select(self, name: bytes, record: bytes) -> Iterator[DbObject]:
         version, topic, value = read_record(record)
         table, key = split_name(name)
-        if version <= self._revision and self._selection.selects(table, topic):
+        if (
+            version <= self._revision
+            and self._selection.is_in_bucket(version)
+            and self._selection.selects(table, topic)
+        ):
             yield DbObject(table, key, topic, checks.decode_value(value), version)
 
     def _ask(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes | float) -> Any:

@@ -39,6 +39,8 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
+REPORTS = "CREATE TABLE IF NOT EXISTS reports (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID"
+"""Made by the first report: older releases do not mind it, and their files lack it."""
 _BETWEEN = "SELECT revision FROM changes WHERE revision BETWEEN ? AND ?"
 _DENSE = 4
 """Where at least each fourth revision is asked for, all are read at once."""

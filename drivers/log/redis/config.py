@@ -16,6 +16,8 @@ OPTIONS: Sequence[cfg.Opt] = advanced(
     *tls_files()[:1],
 )  # fmt: skip
 
+CONNECT_TIMEOUT_S = 5.0
+"""How long an attempt to reach the server may take."""
 CONNECTIONS_MAX = 64
 """Connections of a process.  Each thread that waits for more events holds one."""
 WAIT_SLICE_S = 0.25

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult
 import redis
 from oslo_config import cfg
 
-from drivers.log.redis.config import CONNECTIONS_MAX
+from drivers.log.redis.config import CONNECT_TIMEOUT_S, CONNECTIONS_MAX
 from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.redis_common import limits as redis_limits
 from drivers.redis_common import parse_server
@@ -37,7 +37,7 @@ class RedisLogServer:
         security = {"ssl": True, "ssl_ca_certs": options.tls_ca_file} if server.has_tls else {}
         self._client = redis.Redis(
             **server.arguments, **security, max_connections=CONNECTIONS_MAX, protocol=2,
-            **redis_limits(connect_timeout_s=limits.connect_timeout, timeout_s=limits.operation_timeout),
+            **redis_limits(connect_timeout_s=CONNECT_TIMEOUT_S, timeout_s=limits.operation_timeout),
         )  # fmt: skip
         self._client.response_callbacks.clear()  # answers as the server gives them: lists of bytes and numbers
 

@@ -52,8 +52,8 @@ def open_server(settings: LongpollSettings, handler: grpc.GenericRpcHandler) -> 
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", QUERIES_MAX + CALLS_MAX),
         # A peer that vanished without a word must not hold a connection for as long as the kernel is patient.
-        ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
-        ("grpc.keepalive_timeout_ms", round(settings.options.poll_grace * 1000)),
+        ("grpc.keepalive_time_ms", round(settings.link.poll_interval_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.link.poll_grace_s * 1000)),
     ]
     try:
         server = aio.server(options=options)

@@ -33,11 +33,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     *advanced(
         seconds("poll_interval", 10.0, 0.05, 3600.0, "A poll for which there is nothing is answered, and repeated, "
                 "after this time: the sign of life of both sides."),
-        seconds("poll_grace", 5.0, 0.05, 3600.0, "A publisher whose answer to a poll is this late is taken for dead."),
         seconds("session_timeout", 30.0, 0.1, 3600.0, "A subscriber that has not polled for this long is taken for "
                 "dead, and what the publisher holds for it is freed. If it lives, it is told and begins anew."),
-        seconds("send_wait", 0.1, 0.0, 60.0, "How long a sender waits for a subscriber whose mailbox is full, once a "
-                "second at most. 0: not at all."),
         cfg.ListOpt("latest_topics", default=[],
                     help="Topic filters. Of what waits for a slow subscriber on such a topic only the newest frame is "
                          "kept; the numbers that are skipped are announced and counted."),
@@ -47,7 +44,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         count("mailbox_frames_max", 50_000, 1, 10_000_000, "Frames that wait at the publisher for one subscriber. When "
               "they are too many, or have more than 32 MiB, and latest_topics and lossy_topics make no room, it is "
               "reset: it repairs or resyncs."),
-        count("sessions_max", 10_000, 1, 1_000_000, "Subscribers of one publisher; more are refused, and try again."),
         *tls_files(),
         flag("tls_client_auth", False,
              "A publisher lets only subscribers in whose certificate is signed by tls_ca_file."),
@@ -55,6 +51,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+POLL_GRACE_S = 5.0
+"""A publisher whose answer to a poll is this late is taken for dead: longer than a busy machine stands still."""
+SESSIONS_MAX = 10_000
+"""Subscribers of one publisher, what the descriptors of a process allow; more are refused, and try again."""
 MAILBOX_BYTES_MAX = 32 * MIB
 """As ``mailbox_frames_max``, in bytes, 200 for each frame beside its own."""
 REPLY_FRAMES_MAX = 5000
@@ -68,6 +68,8 @@ QUERIES_MAX = 256
 """Queries that a publisher answers, or a subscriber asks, at the same time."""
 QUERY_TIMEOUT_S = 10.0
 """How long answers to a query are awaited.  The layer above asks again long before."""
+SEND_WAIT_S = 0.1
+"""How long a sender waits for a subscriber whose mailbox is full."""
 SEND_WAIT_INTERVAL_S = 1.0
 """After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
 LINGER_S = 1.0
@@ -112,7 +114,6 @@ class LongpollSettings:
     tls: Tls | None
     connect_timeout_s: float
     receive_queue_bytes_max: int
-    options: cfg.ConfigOpts.GroupAttr
 
 
 def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
@@ -137,10 +138,10 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         publisher=_publisher_settings(options, pubsub.hmac_key.encode() if pubsub.hmac_key else None),
         link=LinkSettings(
             poll_interval_s=options.poll_interval,
-            poll_grace_s=options.poll_grace,
+            poll_grace_s=POLL_GRACE_S,
             command_timeout_s=pubsub.connect_timeout,
             batch_max=COMMAND_BATCH_MAX,
-            retry_min_s=pubsub.retry_interval,
+            retry_min_s=config.retry_interval(conf),
             retry_max_s=pubsub.retry_interval_max,
         ),
         frame_bytes_max=pubsub.frame_bytes_max,
@@ -148,7 +149,6 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         connect_timeout_s=pubsub.connect_timeout,
         # While more waits for the receiver, nothing is polled; the layer above has the larger queue.
         receive_queue_bytes_max=pubsub.receive_queue_bytes_max // 4,
-        options=options,
     )
 
 
@@ -162,7 +162,7 @@ def _publisher_settings(options: cfg.ConfigOpts.GroupAttr, key: bytes | None) ->
         ),
         poll_interval_s=options.poll_interval,
         session_timeout_s=options.session_timeout,
-        sessions_max=options.sessions_max,
+        sessions_max=SESSIONS_MAX,
         subscriptions_max=SUBSCRIPTIONS_MAX,
         policy_of=functools.lru_cache(_POLICIES_REMEMBERED)(Policies(options.latest_topics, options.lossy_topics)),
         key=key,

@@ -4,7 +4,7 @@
 While the loop is busy with that, further frames gather: batching needs no timer.
 
 A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
-``send_wait`` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
+`SEND_WAIT_S` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
-from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, LongpollSettings, make_address
+from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, SEND_WAIT_S, LongpollSettings, make_address
 from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
 from drivers.pubsub.longpoll.core.session import PublisherCounters
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
@@ -101,7 +101,7 @@ class LongpollPublisher(DriverPublisher):
         service.post_flush()
         now = time.monotonic()
         if now >= self._no_wait_until:
-            if self._room.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
+            if self._room.wait_for(lambda: not self._core.overfull, SEND_WAIT_S):
                 return
             self._no_wait_until = now + SEND_WAIT_INTERVAL_S
         for session in self._core.reset_overfull():

@@ -36,7 +36,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         flag("tls_check_hostname", True, "The server's certificate must name the host of url."),
         seconds("operation_timeout", 5.0, 0.05, 300.0,
                 "How long the server may take to accept or to answer a command. Then the link counts as lost."),
-        seconds("health_interval", 5.0, 0.05, 3600.0, "A link that was silent this long is asked for a sign of life."),
         cfg.ListOpt("answer_scopes", default=["#"],
                     help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for "
                          "all. Set it where the ACL of the user lets it use the channels of these only."),
@@ -47,6 +46,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+HEALTH_INTERVAL_S = 5.0
+"""A link that was silent this long is asked for a sign of life."""
 UNANSWERED_MAX = 1024
 """Frames a publisher sends ahead of the server's answers: enough to fill a link of 10 ms.  More wait,
 ``operation_timeout`` at most."""
@@ -101,8 +102,8 @@ def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
         check_hostname=group.tls_check_hostname,
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=group.operation_timeout,
-        health_interval_s=group.health_interval,
-        retry_interval_s=common.retry_interval,
+        health_interval_s=HEALTH_INTERVAL_S,
+        retry_interval_s=config.retry_interval(conf),
         retry_interval_max_s=common.retry_interval_max,
         answer_scopes=_check_scopes(group.answer_scopes),
         note_arrivals=group.note_arrivals,

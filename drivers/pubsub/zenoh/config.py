@@ -105,6 +105,7 @@ class ZenohSettings:
     public_address: str
     """What subscribers are told when ``listen`` names no host in particular."""
     keys: ZenohKeys
+    retry_interval_s: float
     options: cfg.ConfigOpts.GroupAttr
     common: cfg.ConfigOpts.GroupAttr
     """The options of all drivers."""
@@ -134,6 +135,7 @@ def read_settings(conf: cfg.ConfigOpts) -> ZenohSettings:
         ),
         public_address=pubsub.local_ip,
         keys=ZenohKeys(options.key_prefix),
+        retry_interval_s=config.retry_interval(conf),
         options=options,
         common=pubsub,
     )

@@ -63,7 +63,7 @@ class ZenohConnection:
                 **extra,
             },
         )
-        self._backoff = Backoff(settings.common.retry_interval, settings.common.retry_interval_max)
+        self._backoff = Backoff(settings.retry_interval_s, settings.common.retry_interval_max)
         self._session: ZenohSession | None = None
         self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -40,10 +40,6 @@ class Interests:
         self._broad: set[str] = set()
         """Those that are declared in place of others."""
 
-    def declared_for(self, topic_filter: str) -> str:
-        """What brings the frames of a filter that is wanted."""
-        return self._declared_for[topic_filter]
-
     def add(self, filters: Iterable[str]) -> InterestChange:
         """More are wanted."""
         before = set(self._users)

@@ -187,7 +187,7 @@ def _common_values(settings: ZenohSettings) -> dict[str, object]:
         "connect/endpoints": [],
         "connect/exit_on_failure": False,
         "connect/retry": {
-            "period_init_ms": round(settings.common.retry_interval * 1e3),
+            "period_init_ms": round(settings.retry_interval_s * 1e3),
             "period_max_ms": round(settings.common.retry_interval_max * 1e3),
             "period_increase_factor": 2,
         },

@@ -27,7 +27,7 @@ from drivers.pubsub.zmq import endpoints
 from drivers.pubsub.zmq.access.curve import Curve
 from drivers.pubsub.zmq.access.descriptors import SOCKET, check_room
 from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import GROUP, RECEIVE_HWM, heartbeat_interval_ms
+from drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, GROUP, RECEIVE_HWM, heartbeat_interval_ms
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api import config
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
@@ -75,12 +75,10 @@ class ZmqLink:
         self.lost: str | None = None
         self.deadline: float | None = None
         self._context: zmq.Context[Socket] | None = None
-        self._options = conf[GROUP]
-        self._heartbeat_interval_ms = heartbeat_interval_ms(conf)
-        self._times = conf[config.GROUP]
+        self._conf = conf
         self._curve = curve
         self._tally = tally
-        self._backoff = Backoff(self._times.retry_interval, self._times.retry_interval_max)
+        self._backoff = Backoff(config.retry_interval(conf), conf[config.GROUP].retry_interval_max)
         self._is_loss_told = False
         self._is_refused = False
         self._is_handshaken = False
@@ -177,12 +175,13 @@ class ZmqLink:
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
-        sock.set(zmq.HEARTBEAT_IVL, self._heartbeat_interval_ms)
-        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._options.heartbeat_timeout * 1000))
-        sock.set(zmq.CONNECT_TIMEOUT, int(self._times.connect_timeout * 1000))
-        sock.set(zmq.HANDSHAKE_IVL, int(self._times.connect_timeout * 1000))
-        sock.set(zmq.RECONNECT_IVL, int(self._times.retry_interval * 1000))
-        sock.set(zmq.RECONNECT_IVL_MAX, int(self._times.retry_interval_max * 1000))
+        times = self._conf[config.GROUP]
+        sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
+        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._conf[GROUP].heartbeat_timeout * 1000))
+        sock.set(zmq.CONNECT_TIMEOUT, int(times.connect_timeout * 1000))
+        sock.set(zmq.HANDSHAKE_IVL, int(times.connect_timeout * 1000))
+        sock.set(zmq.RECONNECT_IVL, max(1, int(config.retry_interval(self._conf) * 1000)))
+        sock.set(zmq.RECONNECT_IVL_MAX, int(times.retry_interval_max * 1000))
         self._curve.secure_client(sock)
         return sock
 
@@ -252,7 +251,7 @@ class ZmqLink:
         if self._unanswered == 1:
             LOG.warning(
                 "%s has not confirmed the subscriptions within %s s. It is overloaded, or no publisher of Heliograph; "
-                "asking on", self.address, self._options.barrier_timeout,
+                "asking on", self.address, BARRIER_TIMEOUT_S,
             )  # fmt: skip
             if not self.is_up and not self._is_loss_told:
                 self._is_loss_told = True
@@ -274,7 +273,7 @@ class ZmqLink:
     def _set_barrier_deadline(self, now: float) -> None:
         """No time runs while the publisher is absent."""
         if self._is_handshaken and self._nonce is not None:
-            self.deadline = now + self._options.barrier_timeout
+            self.deadline = now + BARRIER_TIMEOUT_S
 
     # -- queries
 

@@ -42,8 +42,6 @@ OPTIONS: Sequence[cfg.Opt] = (
              "has not read yet, answers that the other end has not taken. One that costs more is cut.", low=65_536),
         size("peers_bytes_max", 64 * MIB, "The same for all connections of a publisher together. Raise it where very "
              "many subscribers have very many filters.", low=65_536),
-        seconds("barrier_timeout", 2.0, 0.05, 60.0, "A publisher that has not confirmed the subscriptions of a link "
-                "within this time is asked again."),
         seconds("heartbeat_timeout", 30.0, 0.05, 3600.0, "A link on which nothing answers for this long is lost. An "
                 "idle one is tested six times as often."),
     ),
@@ -51,6 +49,8 @@ OPTIONS: Sequence[cfg.Opt] = (
 
 SEND_WAIT_INTERVAL_S = 1.0
 """After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
+BARRIER_TIMEOUT_S = 2.0
+"""A publisher that has not confirmed the subscriptions of a link within this time is asked again."""
 RECEIVE_HWM = 1000
 """Frames that wait at the subscriber, per publisher, until they are read; ZeroMQ's own default."""
 LINGER_S = 1.0

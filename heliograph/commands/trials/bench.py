@@ -29,7 +29,7 @@ def make_parser(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None
     # No options and no help of its own: every argument, --help too, is for the benchmarks.
     parser = subparsers.add_parser("bench", help=commands.SUMMARIES["bench"], add_help=False, allow_abbrev=False)
     parser.description = DESCRIPTION
-    parser.set_defaults(run=run, passed_on=[], verbose=False, debug=False, log_level="warning")
+    parser.set_defaults(run=run, passed_on=[], verbose=False, debug=False, log_level="warning", log_format="text")
 
 
 def run(args: argparse.Namespace, _output: Output) -> int:

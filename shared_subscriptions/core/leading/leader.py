@@ -22,7 +22,7 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.members import GroupMember, GroupMembers, Move
+from shared_subscriptions.core.leading.members import ConnectedMember, GroupMembers, Move
 from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
@@ -289,10 +289,10 @@ class Leader:
 
     # -- members
 
-    def _renew(self, member: GroupMember, now: float) -> None:
+    def _renew(self, member: ConnectedMember, now: float) -> None:
         member.expires = now + self._settings.lease.member_lease_s
 
-    def _remove(self, member: GroupMember, reason: str, now: float) -> None:
+    def _remove(self, member: ConnectedMember, reason: str, now: float) -> None:
         del self.members[member.id]
         self._group.departed.add(member.id)
         for partition in list(self.loans.values()):
@@ -369,13 +369,13 @@ class Leader:
         self._reassign_at = float("inf")
         return False
 
-    def _may_have(self, partition: Partition, member: GroupMember) -> bool:
+    def _may_have(self, partition: Partition, member: ConnectedMember) -> bool:
         """Whether a member may have a partition now: of suspects it gets one after the other."""
         self._judge(partition)
         _, count = redelivery.piece(partition.suspects, partition.done.low, self._settings.attempts_max)
         return not count or not self._has_suspect(member)
 
-    def _has_suspect(self, member: GroupMember) -> bool:
+    def _has_suspect(self, member: ConnectedMember) -> bool:
         return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
 
     def _judge(self, partition: Partition) -> None:
@@ -402,7 +402,7 @@ class Leader:
                 partition.reset(self.declaration.generation, position)
                 partition.expire()
 
-    def _grant(self, partition: Partition, member: GroupMember, now: float) -> None:
+    def _grant(self, partition: Partition, member: ConnectedMember, now: float) -> None:
         partition.expire()
         partition.move(GrantCause.GRANT)
         partition.owner = member.id
@@ -422,7 +422,7 @@ class Leader:
         self._grants += 1
         return (self.epoch << GRANT_BITS) + self._grants
 
-    def _limit(self, partition: Partition, member: GroupMember) -> None:
+    def _limit(self, partition: Partition, member: ConnectedMember) -> None:
         """How far the new owner may go.  What its predecessors died of, perhaps, it gets in small pieces."""
         partition.wished_until = partition.until = self.declaration.until_of(partition.number)
         start = partition.done.low

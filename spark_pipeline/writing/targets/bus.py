@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import msgspec
 
 import pubsub_api
-from pubsub_api.config import GROUP
-from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import NotSupported
 from pubsub_api.runtime.files import make_directory, replace_private
 from pubsub_api.runtime.plugins import without_password
+from pubsub_api.settings import frame_settings
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.writing.targets.target import Ledger, MicroBatch, Target
 
@@ -42,8 +41,7 @@ class BusTarget(Target):
                     'they have: write to a bus with a server in the middle (redis, or zenoh in mode "client"), or to '
                     'a "log" or a "db" that a publisher of your own follows'
                 )
-            frame_bytes_max = session.conf[GROUP].frame_bytes_max
-        self.event_bytes_max = int(frame_bytes_max) - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
+            self.event_bytes_max = frame_settings(session.conf).event_bytes_max
 
     def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         file = self._file(batch.query)

@@ -78,9 +78,10 @@ def test_a_burst_arrives_in_few_answers(ends: Ends) -> None:  # noqa: F811
 
 
 def test_limits_of_the_publisher_refuse_and_the_subscriber_tries_again(
-    ends: Ends, caplog: pytest.LogCaptureFixture  # noqa: F811
+    ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    publisher = ends.publisher(f"{URL}?sessions_max=1")
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.SESSIONS_MAX", 1)
+    publisher = ends.publisher(URL)
     first, _ = ends.subscriber(publisher.address, "t")
     _, waiting = ends.subscriber(publisher.address, "t", is_awaited=False)
     wait_until(lambda: publisher.statistics().counters.refused >= 2, 20, "two refusals")
@@ -146,9 +147,10 @@ def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -
         assert not set(numbers) & unheard, "what was published while it was dead to the publisher"
 
 
-def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends) -> None:  # noqa: F811
+def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.POLL_GRACE_S", 60.0)
     publisher = ends.publisher(f"{URL}?poll_interval=0.05&session_timeout=60")
-    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05&poll_grace=60")
+    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05")
     wait_until(lambda: publisher.statistics().counters.polls > 30, 30, "thirty polls without mail")
     assert heard.links == [Connected(publisher.address)]
     assert publisher.statistics().counters.sessions_dead == 0
@@ -209,7 +211,7 @@ def test_a_slow_receiver_holds_up_its_mailbox_and_loses_nothing(ends: Ends) -> N
 
 
 def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
-    publisher = ends.publisher(f"{URL}?mailbox_frames_max=100&send_wait=0")
+    publisher = ends.publisher(f"{URL}?mailbox_frames_max=100")
     heard = BlockedReceiver()
     subscriber, _ = ends.subscriber(
         publisher.address, "t", url=f"{URL}?receive_queue_bytes_max=262144", heard=heard
@@ -232,8 +234,9 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
     assert any("reads too slowly" in record.getMessage() for record in caplog.records)
 
 
-def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends) -> None:  # noqa: F811
-    publisher = ends.publisher(f"{URL}?mailbox_frames_max=20&send_wait=60")
+def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("drivers.pubsub.longpoll.publisher.SEND_WAIT_S", 60.0)
+    publisher = ends.publisher(f"{URL}?mailbox_frames_max=20")
     _, heard = ends.subscriber(publisher.address, "t")
     sent = ends.send(publisher, "t", 2000)
     assert heard.wait_frames(2000) == sent
@@ -241,7 +244,7 @@ def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends) -> None:  # noqa
 
 
 def test_a_reset_subscriber_is_repaired(ends: Ends) -> None:  # noqa: F811
-    options = "mailbox_frames_max=10&send_wait=0"
+    options = "mailbox_frames_max=10"
     with (
         PublisherNode(f"{URL}?{options}", batch_events_max=1, **CALM) as publisher,
         SubscriberNode(URL, [publisher.address], [TOPIC], **CALM) as subscriber,
@@ -286,7 +289,7 @@ def test_latest_topics_skip_without_looking_like_loss_also_when_signed() -> None
 
 
 def test_lossy_topics_drop_the_oldest_and_say_so() -> None:
-    options = "lossy_topics=log/%23&mailbox_frames_max=50&send_wait=0"
+    options = "lossy_topics=log/%23&mailbox_frames_max=50"
     numbers, statistics, resyncs = frozen_flood(options, ["log/all"])
     assert numbers == sorted(set(numbers))
     assert len(numbers) < 1000
@@ -332,8 +335,9 @@ def test_text_that_is_none_is_refused_like_other_garbage_and_writes_no_log(
     assert caplog.records == []
 
 
-def test_one_peer_cannot_take_the_sessions_of_everybody(ends: Ends) -> None:  # noqa: F811
-    publisher = ends.publisher(f"{URL}?sessions_max=200")
+def test_one_peer_cannot_take_the_sessions_of_everybody(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.SESSIONS_MAX", 200)
+    publisher = ends.publisher(URL)
     import grpc
 
     with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:

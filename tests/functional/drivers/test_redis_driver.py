@@ -297,8 +297,11 @@ class BlockingReceiver(RecordingReceiver):
 
 
 class TestSlowSubscriber:
-    def test_a_slow_receiver_is_not_taken_for_a_silent_server(self, shared_server: RedisServer, ends: Ends) -> None:
-        url, frames = f"{shared_server.address}?operation_timeout=5&health_interval=0.2&connect_timeout=60", Frames()
+    def test_a_slow_receiver_is_not_taken_for_a_silent_server(
+        self, shared_server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.pubsub.redis.config.HEALTH_INTERVAL_S", 0.2)
+        url, frames = f"{shared_server.address}?operation_timeout=5&connect_timeout=60", Frames()
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         heard = BlockingReceiver(calls=1, timeout_s=5.5)
         subscriber, _ = ends.subscriber(url, "t", heard=heard)

@@ -252,7 +252,6 @@ class TestConfiguration:
             "redis://host?operation_timeout=0",
             "redis://host?operation_timeout=1&operation_timeout=2",
             "redis://host?note_arrivals=perhaps",
-            "redis://host?retry_interval=3",
             "redis://host?tls_ca_file=ca.pem",
             "rediss://host?tls_ca_file=/no/such/file",
             f"rediss://host?tls_cert_file={TLS / 'client.pem'}",

@@ -361,7 +361,6 @@ class TestConfiguration:
             ("zenoh://127.0.0.1:1?key_prefix=a/*", "key_prefix"),
             ("zenoh://127.0.0.1:1?user=ada", "go together"),
             ("zenoh://127.0.0.1:1?config_file=/nowhere", "no file"),
-            ("zenoh://127.0.0.1:1?retry_interval=3", "retry_interval_max"),
             ("zenoh://127.0.0.1:0?mode=client", "router"),
             (f"zenoh://127.0.0.1:1?tls_ca_file={TLS}/ca.pem", "encrypted"),
             (f"zenoh://127.0.0.1:1?protocol=tls&tls_cert_file={TLS}/server.pem", "go together"),

@@ -131,7 +131,7 @@ class TestSubscriptions:
         sender = threading.Thread(target=send_on)
         sender.start()
         try:
-            with open_stage(f"{URL}?barrier_timeout=60") as patient:
+            with open_stage(URL) as patient:
                 for _ in range(30):
                     patient.subscriber("t", to=[speaker]).api.close()
         finally:
@@ -153,9 +153,12 @@ class TestSubscriptions:
         sent += [successor.send(topic) for topic in topics]
         assert listener.heard.wait_frames(len(sent)) == sent
 
-    def test_a_lost_confirmation_is_asked_for_again(self, stage: Stage, raw: RawSockets) -> None:
+    def test_a_lost_confirmation_is_asked_for_again(
+        self, stage: Stage, raw: RawSockets, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.pubsub.zmq.link.BARRIER_TIMEOUT_S", 0.05)
         publisher, address = raw.publisher()
-        with open_stage(f"{URL}?barrier_timeout=0.05") as fast:
+        with open_stage(URL) as fast:
             listener_at(fast, address, "t")
             nonces: set[bytes] = set()
             while len(nonces) < 3:

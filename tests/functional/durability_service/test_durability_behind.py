@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import pubsub_api
+from durability_service import config
 from durability_service.client import DurabilityClient, Outcome
 from durability_service.clients.history import DurableHistory
 from durability_service.service import DurabilityService
@@ -71,10 +72,11 @@ def wire(publisher: pubsub_api.Publisher) -> Iterator[Wire]:
 
 
 def test_a_late_joiner_gets_what_any_service_that_it_reaches_has_acknowledged(
-    publisher: pubsub_api.Publisher, wire: Wire, tmp_path: pathlib.Path
+    publisher: pubsub_api.Publisher, wire: Wire, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(config, "RECONCILE_INTERVAL_S", 3600.0)
     # Neither may take the other one for gone, on a machine that stands still: it would look what the other one has.
-    domain = Lagging(tmp_path, wire, publisher, reconcile_interval=3600.0, expiry_time=30.0)
+    domain = Lagging(tmp_path, wire, publisher, expiry_time=30.0)
     domain.publish("k1")
     wait_until(lambda: domain.samples() == (1, 1), TIMEOUT_S, "both to have it")
     wire.cut(is_silent=True)
@@ -93,9 +95,10 @@ def test_a_late_joiner_gets_what_any_service_that_it_reaches_has_acknowledged(
 
 
 def test_who_reached_only_the_one_behind_is_told_when_it_has_reconciled(
-    publisher: pubsub_api.Publisher, wire: Wire, tmp_path: pathlib.Path
+    publisher: pubsub_api.Publisher, wire: Wire, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    domain = Lagging(tmp_path, wire, publisher, reconcile_interval=1.0)
+    monkeypatch.setattr(config, "RECONCILE_INTERVAL_S", 1.0)
+    domain = Lagging(tmp_path, wire, publisher)
     domain.publish("k1")
     wait_until(lambda: domain.samples() == (1, 1), TIMEOUT_S, "both to have it")
     wire.cut(is_silent=True)
@@ -109,8 +112,7 @@ def test_who_reached_only_the_one_behind_is_told_when_it_has_reconciled(
         reader = session.subscriber(
             ["orders/#"],
             seen.append,
-            durability=Durability.PERSISTENT,
-            history_source=DurableHistory(session, ["orders/#"], Durability.PERSISTENT, services=[domain.b.address]),
+            past=DurableHistory(session, ["orders/#"], Durability.PERSISTENT, services=[domain.b.address]),
             addresses=[],
         )
         wait_until(  # after a service that answers too late on a loaded machine it goes on looking

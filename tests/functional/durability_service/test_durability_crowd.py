@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import pubsub_api
+from durability_service import config
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, Domain
 
@@ -15,18 +16,17 @@ SERVICES = 20
 EVENTS = 400
 CALM = {
     "expiry_time": 20.0,
-    "heartbeat_factor": 0.1,
     "initial_discovery_period": 30.0,
     "expected_peers": SERVICES - 1,
     "combine_period_initial": 10.0,
-    "align_timeout": 20.0,
-    "reconcile_interval": 60.0,
 }
 """Twenty services in one process are slow to answer: discovery ends when all have, and the wait for requests, too."""
 
 
 @pytest.fixture
-def crowd(bus: Bus, tmp_path: pathlib.Path) -> Iterator[Domain]:
+def crowd(bus: Bus, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Domain]:
+    monkeypatch.setattr(config, "ALIGN_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(config, "RECONCILE_INTERVAL_S", 60.0)
     if bus.driver not in ("zmq", "zenoh", "redis"):
         pytest.skip("drivers that services of a site use")
     made = Domain(bus.url, tmp_path, is_bind_based=bus.is_bind_based)

@@ -53,7 +53,7 @@ def test_the_command_fails_with_a_name_that_is_taken_and_the_status_with_service
     where = configured(tmp_path, redis_server)
     other = tmp_path / "other.conf"
     text = pathlib.Path(where[1]).read_text()
-    other.write_text(text.replace("durability.db", "other.db") + "buckets = 17\n")
+    other.write_text(text.replace("durability.db", "other.db") + "depths = #=17\n")
     with Command("durability-service", "--node", "n1", "--json", *where) as service:
         service.next_record()
         wait_until(

@@ -257,8 +257,9 @@ def test_more_objects_than_allowed_are_not_compacted(
     assert "more than 2 objects" in caplog.text
 
 
-def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open) -> None:
-    log = open_log(seal_events=1, maintenance_interval=0.05)
+def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durable_log.config.MAINTENANCE_INTERVAL_S", 0.05)
+    log = open_log(seal_events=1)
     log.append([Source().frame(TOPIC, 3)])
     before = set(threading.enumerate())
     with Maintainer(log).start():

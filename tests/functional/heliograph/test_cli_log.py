@@ -148,7 +148,7 @@ def test_a_recorder_process_records_until_it_is_interrupted(url: str) -> None:
 @pytest.mark.parametrize("notices", ["recorder", "maintenance"])
 def test_a_recorder_process_ends_when_its_log_is_not_there_any_more(tmp_path: pathlib.Path, notices: str) -> None:
     with RedisServer() as server, pubsub_api.open("zmq://127.0.0.1:0") as session:
-        url = f"{server.address}?maintenance_interval=0.1&segment_directory={tmp_path}"
+        url = f"{server.address}?segment_directory={tmp_path}"
         publisher = session.publisher()
         arguments = ["tenant-7/#", "--log", url, "--url", f"zmq://127.0.0.1:{publisher.address.rpartition(':')[2]}"]
         if notices == "recorder":

@@ -280,12 +280,13 @@ def test_a_refusal_of_what_a_forked_child_wrote_leaves_it_in_the_outbox(bus: str
         assert "of-the-child" in [change.key for change in nb.db.unpublished()]
 
 
-def test_a_commit_does_not_wait_for_a_service_that_is_away(bus: str, tmp_path: pathlib.Path) -> None:
-    small = {"window_events_max": 1, "send_timeout": 3600.0}
+def test_a_commit_does_not_wait_for_a_service_that_is_away(
+    bus: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_config, "WINDOW_EVENTS_MAX", 1)
     conf = nb_conf(bus, db={"publish_queue_max": 10, "publish_timeout": 3600.0}, **_socket(tmp_path))
     service_config.register(conf)
-    for name, value in small.items():
-        conf.set_override(name, value, group=service_config.GROUP)
+    conf.set_override("send_timeout", 3600.0, group=service_config.GROUP)
     nb = NbApi.open(conf=conf, url=sqlite_url(tmp_path))
     for number in range(60):  # the thread waits for room in the window, for an hour, and the queue is full
         nb.put("port", f"p{number}", number, topic="t")
@@ -300,7 +301,7 @@ def test_a_commit_does_not_wait_for_a_service_that_is_away(bus: str, tmp_path: p
 
 
 def test_a_value_as_large_as_allowed_passes_a_service_with_the_same_limits(bus: str, tmp_path: pathlib.Path) -> None:
-    limits = {"frame_bytes_max": 6 * 1024 * 1024, "batch_bytes_max": 64 * 1024}
+    limits = {"frame_bytes_max": 6 * 1024 * 1024}
     db = {"value_bytes_max": 5 * 1024 * 1024, "url": sqlite_url(tmp_path), **PATIENT_DB}
     value = b"x" * (5 * 1024 * 1024 - 5)
     with (

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 import pubsub_api
-from publisher_service import health, ownership, runner
+from publisher_service import config, health, ownership, runner
 from publisher_service.core import messages
 from publisher_service.core.messages import Ack, MessageReader, RefusalMessage, Welcome, WorkerBatch, WorkerHello
 from publisher_service.errors import WindowFull
@@ -148,8 +148,11 @@ def test_what_can_never_be_sent_is_refused_at_once(host: Host) -> None:
     worker.close()
 
 
-def test_a_window_that_stays_full_is_a_retriable_error_and_then_goes_on(host: Host) -> None:
-    host.configure(window_events_max=10, send_timeout=0.05)
+def test_a_window_that_stays_full_is_a_retriable_error_and_then_goes_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "WINDOW_EVENTS_MAX", 10)
+    host.configure(send_timeout=0.05)
     with working(host) as worker:
         for number in range(1, 11):
             worker.send_event(event(number))
@@ -163,8 +166,9 @@ def test_a_window_that_stays_full_is_a_retriable_error_and_then_goes_on(host: Ho
             assert service.publisher.heads() == {"tenant-7/port": 11}
 
 
-def test_a_sender_that_waits_for_room_is_released_by_close(host: Host) -> None:
-    host.configure(window_events_max=1, send_timeout=3600)
+def test_a_sender_that_waits_for_room_is_released_by_close(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "WINDOW_EVENTS_MAX", 1)
+    host.configure(send_timeout=3600)
     worker = multiproc.worker_publisher(host.conf())
     worker.send_event(event(1))
     outcome: list[BaseException] = []

@@ -85,7 +85,7 @@ def test_a_service_that_stops_in_good_order_hands_over_without_a_trace() -> None
 
 
 def test_a_frozen_service_means_waiting_and_then_a_typed_error_and_nothing_is_lost() -> None:
-    with Host(send_timeout=0.2, window_events_max=500) as host:
+    with Host(send_timeout=0.2) as host:
         service = host.service()
         subscriber = host.subscriber()
         worker = host.worker()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import pubsub_api
-from pubsub_api import errors
+from pubsub_api import config, errors
 from tests.functional.conftest import Bus, Consumer, event
 from tests.helpers.waiting import wait_until
 
@@ -51,7 +51,7 @@ def joined(bus: Bus, consumer: Consumer, **options: Any) -> pubsub_api.Publisher
 def test_a_bad_event_is_refused_in_the_midst_of_a_flood_and_the_others_are_not(
     memory: Bus, consumer: Consumer, fields: dict[str, Any], reason: str
 ) -> None:
-    publisher = joined(memory, consumer, frame_bytes_max=65_536, batch_bytes_max=32_768)
+    publisher = joined(memory, consumer, frame_bytes_max=65_536)
     for number in range(1, 301):
         publisher.send_event(event(number))
         if number % 7 == 0:
@@ -114,8 +114,12 @@ def test_what_was_changed_after_it_was_sent_arrives_as_it_was(memory: Bus, consu
 
 
 @pytest.mark.parametrize("size", [10, 200, 300, 5_000])
-def test_no_frame_is_larger_than_it_may_be_and_the_backlog_is_bounded(memory: Bus, size: int) -> None:
-    publisher = memory.session(send_queue_bytes_max=65_536, batch_bytes_max=16_384).publisher()
+def test_no_frame_is_larger_than_it_may_be_and_the_backlog_is_bounded(
+    memory: Bus, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "SEND_QUEUE_BYTES_MAX", 65_536)
+    monkeypatch.setattr(config, "BATCH_BYTES_MAX", 16_384)
+    publisher = memory.session().publisher()
     largest = 0
     for number in range(1, 2_001):
         publisher.send_event(event(number, f"t/{number % 5}", value=b"x" * size))

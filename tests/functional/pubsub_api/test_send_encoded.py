@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pubsub_api import errors
+from pubsub_api import config, errors
 from pubsub_api.core.events import encode_event
 from tests.functional.conftest import Bus, Consumer, event
 from tests.helpers.waiting import wait_until
@@ -31,14 +31,15 @@ def test_encoded_events_arrive_like_others_and_between_them(bus: Bus, consumer: 
     assert publisher.heads() == {"tenant-7/port": 1509}
 
 
-def test_a_backlog_that_is_full_is_sent_by_the_caller(bus: Bus) -> None:
-    publisher = bus.session(send_queue_bytes_max=2048).publisher()
+def test_a_backlog_that_is_full_is_sent_by_the_caller(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "SEND_QUEUE_BYTES_MAX", 2048)
+    publisher = bus.session().publisher()
     publisher.send_encoded("a", [b"\xc0" * 100] * 30)
     assert publisher.statistics().events == 30
 
 
 def test_what_cannot_be_sent_is_refused_whole(bus: Bus) -> None:
-    publisher = bus.session(frame_bytes_max=65_536, batch_bytes_max=4096).publisher()
+    publisher = bus.session(frame_bytes_max=65_536).publisher()
     with pytest.raises(errors.InvalidEvent, match="frame_bytes_max"):
         publisher.send_encoded("a", [b"\xc0", b"\xc0" * 70_000])
     with pytest.raises(errors.InvalidTopic):

@@ -14,7 +14,7 @@ import redis
 from durable_log import LogApi
 from pubsub_api import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
-from shared_subscriptions import GroupDestroyed, groups
+from shared_subscriptions import GroupDestroyed, config, groups
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, Member, MemberProcess, Source, disordered, duplicates
 from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
@@ -274,13 +274,16 @@ def test_leaving_in_the_middle_of_much_loses_nothing(url: str, source: Source) -
         assert not duplicates(one.seen, two.seen)
 
 
-def test_what_one_member_acknowledged_is_not_repeated_to_the_next(url: str, source: Source) -> None:
+def test_what_one_member_acknowledged_is_not_repeated_to_the_next(
+    url: str, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also what it acknowledged since its last report, when its time to leave is over."""
+    monkeypatch.setattr(config, "PROGRESS_INTERVAL_S", 60.0)
     source.publish(TOPICS[0], 1)
-    with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=0.1, progress_interval=60.0) as one:
+    with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=0.1) as one:
         source.publish(TOPICS[0], 20, keys=20)
         wait_until(lambda: len(one.events) == 20, PATIENCE_S, "all twenty")
-        assert one.subscriber.ack(one.events[7])
+        assert one.subscriber.acknowledge(one.events[7])
     with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=0.1) as two:
         wait_until(lambda: len(two.events) == 19, PATIENCE_S, "all but one")
         assert two.got() == one.got() - {(TOPICS[0], one.events[7].version)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from durable_log import LogApi
-from shared_subscriptions import groups
+from shared_subscriptions import config, groups
 from shared_subscriptions.names import LEASES
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source
 from tests.helpers.waiting import wait_until
@@ -130,7 +130,7 @@ def test_a_leader_whose_records_are_too_large_stores_what_they_hold_and_goes_on(
         source.publish(TOPIC, 2000, keys=2000, per_frame=1000)
         wait_until(lambda: len(member.events) == 2000, PATIENCE_S, "all events")
         for event in member.events[1::2]:
-            assert member.subscriber.ack(event)
+            assert member.subscriber.acknowledge(event)
         counter = "records_cut" if lanes == 1 else "grants"
         status = wait_until(
             lambda: found if (found := groups.show(log, "billing").status) and found.counters.get(counter) else None,
@@ -138,7 +138,7 @@ def test_a_leader_whose_records_are_too_large_stores_what_they_hold_and_goes_on(
         )  # fmt: skip
         assert status.is_cut == (lanes > 1)
         for event in member.events[::2]:
-            assert member.subscriber.ack(event)
+            assert member.subscriber.acknowledge(event)
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         source.publish(TOPIC, 1)
         wait_until(lambda: len(member.events) == 2001, PATIENCE_S, "one more event")
@@ -175,10 +175,13 @@ def test_a_window_is_bounded_in_bytes_too(url: str, log: LogApi) -> None:
         wait_until(lambda: len(member.seen) == 80, PATIENCE_S, "all of it")
 
 
-def test_what_a_member_finds_dropped_is_counted_once(url: str, log: LogApi, source: Source) -> None:
+def test_what_a_member_finds_dropped_is_counted_once(
+    url: str, log: LogApi, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The member may notice before its leader does, or after it."""
+    monkeypatch.setattr(config, "WINDOW", 10)
     groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
-    with Member(url, [SHARED], window=10) as member:
+    with Member(url, [SHARED]) as member:
         member.gate.clear()
         source.publish(TOPIC, 100, per_frame=10)
         wait_until(lambda: member.subscriber.statistics().waiting >= 10, PATIENCE_S, "a full window")

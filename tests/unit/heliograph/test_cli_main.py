@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import io
+import json
 import logging
 import os
 import pkgutil
@@ -18,6 +20,24 @@ from heliograph.terminal.console import PipeConsole
 from pubsub_api import errors
 
 COMMANDS = tuple(commands.SUMMARIES)
+
+
+def test_log_lines_can_be_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(args: argparse.Namespace, out: object) -> int:
+        try:
+            raise OSError("no\nroute")
+        except OSError:
+            logging.getLogger("pubsub_api.x").warning("lost %d of %s", 3, "topic", extra={"topic": "t"}, exc_info=True)
+        return exits.OK
+
+    monkeypatch.setattr("heliograph.commands.bus.drivers.run", run)
+    assert main.main(["drivers", "--log-format", "json"]) == exits.OK
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["logger"], told["message"]) == ("warning", "pubsub_api.x", "lost 3 of topic")
+    assert told["topic"] == "t"
+    assert told["time"].endswith("Z")
+    assert "no\nroute" in told["exception"]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import controller_runs, database_servers
+from bench import controller_runs, server_programs
 from bench.plan import Plan
 from bench.scenarios import many_controllers
 from bench.targets import TARGETS
@@ -20,7 +20,7 @@ def test_how_many_were_open_at_once(spans: list[tuple[int, int]], most: int) -> 
     assert controller_runs.most_at_once(spans) == most
 
 
-@pytest.mark.skipif(database_servers.find_postgres() is None, reason="there is no PostgreSQL")
+@pytest.mark.skipif(server_programs.find_postgres() is None, reason="there is no PostgreSQL")
 def test_caches_sync_hear_changes_and_read_nothing_when_the_service_comes_back() -> None:
     outcome = many_controllers.measure(PLAN, "zmq")
     assert [row["case"].partition(",")[0] for row in outcome.rows] == ["10 caches", "10 caches", "10"]

@@ -16,7 +16,9 @@ import nb_api.cache.local_cache
 import nb_api.controller.statistics
 import nb_api.coordination.discovery
 import nb_api.coordination.election
+import nb_api.fleet
 import pubsub_api.publishing.multiproc
+from pubsub_api.runtime.durations import DurationHistogram
 from tests.helpers import code_map, documents
 from tests.helpers.code_map import ThreadName
 from tests.helpers.documents import plain
@@ -136,7 +138,7 @@ def _defined(path: str) -> Iterator[str]:
 def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
     """The names of all numbers, with dots for those that are nested; those of the bus have a page of their own."""
     for name, hint in typing.get_type_hints(statistics).items():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not DurationHistogram:
             yield from _fields(hint, f"{prefix}{name}.")
         else:
             yield prefix + name
@@ -151,6 +153,7 @@ def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
         nb_api.coordination.election.ElectionStatistics,
         nb_api.coordination.discovery.RegistrationStatistics,
         nb_api.coordination.discovery.DirectoryStatistics,
+        nb_api.fleet.FleetReporterStatistics,
         pubsub_api.publishing.multiproc.WorkerStatistics,
     ],
 )

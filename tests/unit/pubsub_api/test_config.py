@@ -157,9 +157,7 @@ def test_a_bad_value_is_told_with_its_file_and_nothing_else(write_conf: WriteCon
     ("settings", "reason"),
     [
         ({"max_idle_time": 10, "idle_time_limit": 5}, "idle_time_limit = 5.0 s is shorter than max_idle_time = 10.0 s"),
-        ({"batch_bytes_max": 600_000}, "batch_bytes_max = 600000 leaves no room"),
         ({"publisher_forget_time": 1}, "a live publisher would be forgotten"),
-        ({"retry_interval": 3}, "retry_interval_max is shorter than retry_interval"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_with_the_reason(
@@ -169,6 +167,20 @@ def test_options_that_contradict_each_other_are_refused_with_the_reason(
     conf = config.new_conf([write_conf(f"[pubsub]\n{lines}\n")])
     with pytest.raises(errors.InvalidConfig, match=reason):
         config.check_combinations(conf)
+
+
+@pytest.mark.parametrize(("longest_s", "first_s"), [(0.5, 0.05), (2.0, 0.1), (60.0, 0.1)])
+def test_the_first_wait_for_a_lost_link_follows_from_the_longest(longest_s: float, first_s: float) -> None:
+    conf = config.new_conf()
+    conf.set_override("retry_interval_max", longest_s, group=config.GROUP)
+    assert config.retry_interval(conf) == pytest.approx(first_s)
+
+
+def test_a_batch_leaves_room_for_one_event_more_in_the_smallest_frame() -> None:
+    conf = config.new_conf()
+    assert config.batch_bytes_max(conf) == 256 * 1024
+    conf.set_override("frame_bytes_max", 65_536, group=config.GROUP)
+    assert config.batch_bytes_max(conf) == 32_768
 
 
 @pytest.mark.parametrize("key", ["", "k", "fifteen-letters"])

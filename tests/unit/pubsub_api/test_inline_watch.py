@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 
@@ -44,36 +45,39 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_lone_event_is_not_looked_after_for_long(clock: Clock) -> None:
     """A process that gets an event now and then would else wake up forty times for each of them."""
     watch, inline = LoanWatch(), InlineDispatch()
-    watch.begin(inline, lambda _now: None, clock.now)
+    watch.begin(inline, threading.Lock(), clock.now)
     watch.end(inline)
     assert 1 <= clock.looks_until(200.0) <= 6
     assert not watch.is_watching
 
 
+class CountedLooks(InlineDispatch):
+    looks = 0
+
+    def look_after(self, now: float) -> None:
+        self.looks += 1
+        super().look_after(now)
+
+
 def test_many_subscribers_are_looked_after_together(clock: Clock) -> None:
-    watch, looked = LoanWatch(), [0, 0]
-    lent = [InlineDispatch(), InlineDispatch()]
-    for number, inline in enumerate(lent):
-
-        def look_after(_now: float, number: int = number) -> None:
-            looked[number] += 1
-
-        watch.begin(inline, look_after, clock.now)
+    watch, lent = LoanWatch(), [CountedLooks(), CountedLooks()]
+    for inline in lent:
+        watch.begin(inline, threading.Lock(), clock.now)
     looks = clock.looks_until(clock.now + 10 * LENT_MAX_S)
     assert looks in (9, 10, 11)
-    assert looked == [looks, looks]
+    assert [inline.looks for inline in lent] == [looks, looks]
     watch.end(lent[0])
     more = clock.looks_until(clock.now + 10 * LENT_MAX_S)
     assert more in (9, 10, 11), "one is still away"
-    assert looked == [looks, looks + more]
+    assert [inline.looks for inline in lent] == [looks, looks + more]
 
 
 def test_a_loan_that_begins_when_the_watch_ends_is_looked_after(clock: Clock) -> None:
     watch, inline = LoanWatch(), InlineDispatch()
-    watch.begin(inline, lambda _now: None, clock.now)
+    watch.begin(inline, threading.Lock(), clock.now)
     watch.end(inline)
     clock.looks_until(200.0)
-    watch.begin(inline, lambda _now: None, clock.now)
+    watch.begin(inline, threading.Lock(), clock.now)
     assert watch.is_watching
     assert clock.due <= clock.now + LENT_MAX_S
 

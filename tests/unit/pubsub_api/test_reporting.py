@@ -21,6 +21,7 @@ from pubsub_api import metrics, reporting
 from pubsub_api.errors import AddressInUse, Closed, InvalidConfig
 from pubsub_api.reporting.answering import ASKERS_MAX
 from pubsub_api.reporting.endpoint import parse_address
+from pubsub_api.runtime.durations import DurationCounter
 from tests.helpers import metric_help, scraping
 from tests.helpers.nb_tools import open_nb, sqlite_url
 
@@ -45,6 +46,26 @@ def ask(endpoint: reporting.Endpoint, path: str, method: str = "GET") -> tuple[i
 
 def test_the_texts_are_those_of_the_documentation() -> None:
     assert metric_help.FILE.read_text() == metric_help.text(), "run python -m tests.helpers.code_map"
+
+
+def test_durations_are_told_as_a_histogram(endpoint: reporting.Endpoint) -> None:
+    counter = DurationCounter()
+    for seconds in (0.0003, 0.0003, 0.02, 1000.0):
+        counter.add(seconds)
+    registry = CollectorRegistry()
+    for report in (endpoint.report, metrics.report_of(registry)):
+        report.add("nb", lambda: {"commit_seconds": counter.read()})
+    name = "heliograph_nb_commit_seconds"
+    for text in (ask(endpoint, "/metrics")[1], generate_latest(registry).decode()):
+        told = scraping.check(text)
+        assert told.kinds[name] == "histogram"
+        bounds = {"0.00025": 0, "0.0005": 2, "0.025": 3, "60.0": 3, "+Inf": 4}
+        found = {le: told.value(f"{name}_bucket", number="0", name="", le=le) for le in bounds}
+        assert found == bounds
+        assert told.value(f"{name}_count", number="0", name="") == 4
+        assert told.value(f"{name}_sum", number="0", name="") == pytest.approx(1000.0206)
+    assert counter.read().at_most(0.5) == 0.0005
+    assert counter.read().at_most(1.0) == math.inf
 
 
 def test_two_sessions_are_told_apart_and_no_sample_is_lost(endpoint: reporting.Endpoint) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import InvalidTopic, UndecodableBody, UsageError
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
@@ -26,7 +27,7 @@ from shared_subscriptions.core.consuming.borrower import (
 )
 from shared_subscriptions.core.consuming.partitions import DeliveryCounters, PartitionDelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
-from shared_subscriptions.core.events import GroupEvent, PartitionPlace
+from shared_subscriptions.core.events import PartitionPlace
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.assignment import assign
 from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, LeaderRecord, SeenRecord

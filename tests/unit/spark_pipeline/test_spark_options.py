@@ -6,7 +6,7 @@ import pytest
 
 from durable_log import ShardState
 from pubsub_api.errors import UsageError
-from spark_pipeline.reading.options import WRITE_OPTIONS, Limits, SourceOptions, check_names
+from spark_pipeline.reading.options import WRITE_OPTIONS, SourceOptions, check_names
 
 STATES = [ShardState(shard, 5, 5, 20, 0) for shard in range(2)]
 
@@ -51,10 +51,10 @@ def test_places_are_offsets_of_shards_that_the_log_has() -> None:
                 wrong.starts(STATES) if option == "start" else wrong.ends(STATES)
 
 
-def test_filters_may_have_commas_and_limits_come_from_the_configuration() -> None:
+def test_filters_may_have_commas_and_a_read_may_have_limits_of_its_own() -> None:
     assert options(topics="a/#, b").topics == ["a/#", "b"]
     for text in ('["a,b/+", "c"]', ' [ "a,b/+","c" ]'):
         assert options(topics=text).topics == ["a,b/+", "c"]
     assert options(topics="[a],b").topics == ["[a]", "b"]
-    found = SourceOptions({"log": "sqlite:///log.db", "events_per_task": "3"}, Limits(7, 9))
-    assert (found.events_per_batch, found.events_per_task) == (7, 3)
+    found = SourceOptions({"log": "sqlite:///log.db", "events_per_task": "3"})
+    assert (found.events_per_batch, found.events_per_task) == (1_000_000, 3)

@@ -26,7 +26,7 @@ class PeerSessions:
         if self._by_connection[connection] >= CONNECTION_SESSIONS_MAX:
             return f"the number of sessions of one connection ({CONNECTION_SESSIONS_MAX})"
         if self._by_host[_host(connection)] >= self._host_max:
-            return f"the number of sessions of one host (half of sessions_max, {self._host_max})"
+            return f"the number of sessions of one host ({self._host_max})"
         return None
 
     def add(self, connection: str) -> None:

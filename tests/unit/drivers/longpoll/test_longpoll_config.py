@@ -43,7 +43,6 @@ def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
         ("longpoll://host:1?tls=true&tls=false", "given twice"),
         ("longpoll://host:1?poll_interval=never", "poll_interval"),
         ("longpoll://host:1?poll_interval=-1", "poll_interval"),
-        ("longpoll://host:1?retry_interval=3", "retry_interval_max is shorter"),
         ("longpoll://host:1?session_timeout=1&retry_interval_max=1", "session_timeout is not longer"),
         ("longpoll://host:1?latest_topics=a//b", "empty level"),
         ("longpoll://host:1?latest_topics=a&lossy_topics=a", "in latest_topics and in lossy_topics"),

@@ -1,0 +1,48 @@
+"""How long things take, counted by classes of time: what `pubsub_api.reporting` tells as a histogram."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+
+BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Upper bounds of the classes, from a lone change on a quiet machine to a database that is away; one more class has the
+rest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DurationHistogram:
+    """What was counted: ``counts`` has one number for each of `BOUNDS_S`, and one for what took longer."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    sum_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def at_most(self, share: float) -> float:
+        """The bound of the class in which this share of all ends: `at_most(0.99)` is about the 99th percentile."""
+        wanted, found = share * self.count, 0
+        for bound_s, count in zip(BOUNDS_S, self.counts, strict=False):
+            found += count
+            if found >= wanted:
+                return bound_s
+        return float("inf")
+
+
+class DurationCounter:
+    """Counts durations.  Not locked: of two threads that count at the same moment, one may count in vain."""
+
+    __slots__ = ("_counts", "_sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect.bisect_left(BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def read(self) -> DurationHistogram:
+        return DurationHistogram(tuple(self._counts), self._sum_s)
