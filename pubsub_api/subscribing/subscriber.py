@@ -7,8 +7,7 @@ frames wait in the core, and follow as the dispatcher makes room; when there are
 discarded and counted, and a resync follows.
 
 A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
-calls the user, and the timers' thread sees to it that receiving goes on when the callback lasts
-(`pubsub_api.subscribing.inline_dispatch`).
+calls the user (`pubsub_api.subscribing.inline_dispatch`), and receiving goes on in another when the callback lasts.
 """
 
 from __future__ import annotations
