@@ -33,6 +33,7 @@ from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
 from pubsub_api.errors import NotSupported
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 
 __all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "ToldReport", "Write", "Written"]
 
@@ -92,6 +93,9 @@ class DbApi(abc.ABC):
         self._write_limits = WriteLimits(
             count_max, config.transaction_bytes_max(conf), conf[config.GROUP].value_bytes_max
         )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {without_password(f'{self.url.scheme}://{self.url.netloc}{self.url.path}')}>"
 
     def exists(self) -> bool:
         """Whether there is a database that `initialize`, which is called after this, would not make.  Makes nothing.  A

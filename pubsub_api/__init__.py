@@ -91,4 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What programs use, and nothing that is only imported here."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -21,6 +21,7 @@ from pubsub_api.driver import Capabilities, PubSubApi
 from pubsub_api.publishing.publisher import Publisher, default_name
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.subscribing import history as histories
 from pubsub_api.subscribing.dispatching import OnEvent, OnEvents, OnFrames, OnResync, one_by_one
@@ -64,6 +65,10 @@ class Session(Closeable):
     def capabilities(self) -> Capabilities:
         """What the selected driver can do."""
         return self._driver.capabilities
+
+    def _about(self) -> str:
+        addresses = map(without_password, self._driver.listen_addresses())
+        return f"of {type(self._driver).__name__} {', '.join(addresses)}"
 
     def publisher(
         self, *, name: str = "", predecessor: Predecessor | None = None, guid: bytes | None = None

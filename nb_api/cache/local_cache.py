@@ -38,6 +38,7 @@ from nb_api.core.resync_schedule import SyncTask
 from nb_api.core.snapshot_merge import EVERYTHING
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
+from nb_api.models.cached_table import WholeCache
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
 from nb_api.verifying.verified_copy import VerifiedCopy
 from pubsub_api import Event
@@ -48,7 +49,7 @@ from pubsub_api.runtime import forking
 LOG = logging.getLogger(__name__)
 
 
-class LocalCache(VerifiedCopy):
+class LocalCache(WholeCache, VerifiedCopy):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``where`` selects of these the objects whose value has these fields with these values; ``tables`` may be a mapping
@@ -464,6 +465,7 @@ class LocalCache(VerifiedCopy):
             subscriptions=len(self._subscriptions),
             index_errors=self._indexes.errors,
             index_conflicts=self._indexes.conflicts,
+            mismatches=self._mismatches.count,
             bus=self._source.statistics(),
         )
 

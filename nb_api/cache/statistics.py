@@ -49,5 +49,7 @@ class LocalCacheStatistics:
     """How often the function of an index failed; the object is then not in that index."""
     index_conflicts: int
     """How often an object got a value of a unique index that another one had."""
+    mismatches: int
+    """Versions of objects that were read, or told, and do not fit the class of their table (`LocalCache.table`)."""
     bus: SubscriberStatistics | None
     """Of the subscriber; None when the database's feed is followed."""

@@ -10,16 +10,18 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock, MonotonicClock
 from nb_api.controller.core.keys import Key, RequeueAfter, check_seconds
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.coordination.election import Election
+from nb_api.core.changes import DbObject
 from nb_api.core.differences import Deleted
-from nb_api.errors import GiveUp, ObjectNotFound
+from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -58,7 +60,7 @@ class Work:
 
     def __init__(
         self,
-        cache: LocalCache,
+        view: CacheView[Any],
         settings: QueueSettings,
         *,
         name: str,
@@ -70,7 +72,7 @@ class Work:
         """``has_ends`` says of which tables `put` is told the ends of objects."""
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
-        self._cache = cache
+        self._view = view
         self._name = name
         self._wake = wake
         self._has_ends = has_ends
@@ -209,11 +211,12 @@ class Work:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
 
         None when the object is absent and who follows the copy may not have told its end yet: the key was put back, and
-        the run must not begin.  Raises Closed, when the cache is closed.
+        the run must not begin.  Raises Closed, when the cache is closed, and GiveUp for an object that does not fit the
+        class of its table.
         """
         key, end = taken.key, None
         try:
-            found = self._cache.get(key.table, key.key)
+            found = self._view.cache.get(key.table, key.key)
         except ObjectNotFound:
             found = None
         with self.lock:
@@ -229,10 +232,27 @@ class Work:
                     self._queue.merge(key)  # an end that was told since the key was picked causes no second run
             elif known is not None and known.object.version < found.version:
                 del self._deleted[key]  # the end of a former one: this one may end in another way
-        deleted, ending = (None, None) if end is None else (end.object, end.reason)
+        deleted, ending = (None, None) if end is None else (self._shown_last(end.object), end.reason)
+        if found is not None:
+            try:
+                found = self._view.read(found)
+            except ValueMismatch as error:
+                raise GiveUp(str(error)) from error
         token = self.note_token()
         asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, asks, self._cache)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, asks, self._view.cache)
+
+    def _shown_last(self, deleted: DbObject) -> DbObject | None:
+        """What is gone has to be brought into order in any case."""
+        try:
+            return self._view.read(deleted)
+        except ValueMismatch:  # counted and logged there
+            return None
+
+    def check_table(self, table: str) -> None:
+        """Raises UsageError for a table whose objects the view of the controller does not show."""
+        if self._view.only_table not in (None, table):
+            raise UsageError(f"the controller works on table {self._view.only_table!r} only, not on {table!r}")
 
     def _put_back(self, key: Key) -> None:
         del self._running[key]
@@ -272,9 +292,9 @@ class Work:
     def _forget_end(self, key: Key, request: Request | None) -> None:
         """Of the object as the run was given it; it may have been deleted during the run, or once more."""
         end = self._deleted.get(key)
-        if end is None or request is None or request.deleted is None:
+        if end is None or request is None or request.ending is None:
             return
-        if end.object.version == request.deleted.version:
+        if request.deleted is None or end.object.version == request.deleted.version:
             del self._deleted[key]
 
     def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
@@ -282,7 +302,7 @@ class Work:
 
         Nothing that is the fault of a cache which was closed meanwhile is logged.
         """
-        if self._cache.is_closed and isinstance(error, Closed):
+        if self._view.cache.is_closed and isinstance(error, Closed):
             self.stop()
             self._drop(taken.key)
             return

@@ -7,12 +7,13 @@ import pathlib
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
 import pubsub_api
 from nb_api import Controller, LocalCache, NbApi, config, notify_config
+from nb_api.cache.view import CacheView
 from nb_api.controller.request import Reconcile
 from nb_api.testing.virtual_time import PATIENCE_S, VirtualTime
 from pubsub_api import Session, loading
@@ -21,6 +22,7 @@ from pubsub_api.runtime.closing import Closeable
 from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 
+T = TypeVar("T")
 _DB = {"outbox_age": 60.0, "sweep_interval": 0.1, "retry_interval": 0.05, "retry_interval_max": 0.5}
 _CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05, "snapshot_interval_min": 0.05}
 """Short times: tests wait for these, and a machine that has other things to do does not."""
@@ -115,7 +117,7 @@ class MemorySystem(Closeable):
             cache.wait_synced(timeout_s=PATIENCE_S)
         return cache
 
-    def controller(self, cache: LocalCache, reconcile: Reconcile, **arguments: Any) -> Controller:
+    def controller(self, cache: CacheView[T], reconcile: Reconcile[T], **arguments: Any) -> Controller:
         """A controller that goes by `time`; ``arguments`` are those of `Controller`."""
         controller = Controller(cache, reconcile, clock=self.time, **{"interval_min_s": 0.0, **arguments})
         self._made.callback(controller.close)

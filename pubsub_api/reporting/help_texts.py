@@ -174,6 +174,9 @@ HELP: dict[str, dict[str, str]] = {
             "Of a writer: updates and puts that changed nothing, so that nothing was written and nothing told."
         ),
         "conflicts": "Of a writer: updates tried again because another writer was faster.",
+        "mismatches": (
+            "Of a writer: values that did not fit the class of their table: refused, or read and left as they are."
+        ),
         "handover.committed": "Of a writer: changes that this process committed.",
         "handover.published": (
             "Of a writer: of these, given to the publisher, by the thread that committed or by the one that confirms."
@@ -280,6 +283,9 @@ HELP: dict[str, dict[str, str]] = {
             "is not in that index."
         ),
         "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
+        "mismatches": (
+            "Of a local cache: versions of objects that were read or told and do not fit the class of their table."
+        ),
         "bus": "Of a local cache: the numbers of its subscriber; None when it follows the feed of the database.",
     },
     "controller": {

@@ -37,13 +37,14 @@ from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSub
 from pubsub_api.driver_kit.threads import join_thread
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.runtime.shared_threads import THREADS, SharedTimer, run_soon
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
 from pubsub_api.subscribing.inline_dispatch import LOANS, LOCK_WAIT_S, Relieve
-from pubsub_api.subscribing.items import Item, Mark, size_of
+from pubsub_api.subscribing.items import Item, Mark, portions, size_of
 from pubsub_api.subscribing.reading import EventReader
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
@@ -240,7 +241,8 @@ class Subscriber(Closeable):
         if out:
             size = size_of(out)
             if size > _PORTION_BYTES:
-                self._enqueue_portions(out)
+                for portion, portion_size in portions(out, _PORTION_BYTES):
+                    self._enqueue(portion, portion_size)
             else:
                 self._enqueue(out, size)
             if not self._ready.is_set() and self._core.is_ready:
@@ -261,19 +263,6 @@ class Subscriber(Closeable):
         self._waiting += 1
         self._queue_bytes += size
         self._dispatcher.put(items)
-
-    def _enqueue_portions(self, items: Sequence[Item]) -> None:
-        """Queue what a repair made ready at once so that the dispatcher makes room while it works on it."""
-        portion: list[Item] = []
-        size = 0
-        for item in items:
-            portion.append(item)
-            size += size_of((item,))
-            if size > _PORTION_BYTES:
-                self._enqueue(portion, size)
-                portion, size = [], 0
-        if portion:
-            self._enqueue(portion, size)
 
     def _ask(self, queries: list[messages.Query]) -> None:
         for query in queries:
@@ -427,6 +416,11 @@ class Subscriber(Closeable):
             self._links.pop(address, None)
             self._addresses.discard(address)
         return self._end.unregister_listen_address(address)
+
+    def _about(self) -> str:
+        up = sum(reason is None for reason in list(self._links.values()))
+        addresses = ", ".join(map(without_password, sorted(self._addresses)))
+        return f"of {addresses or 'no address'}, {up} links up,"
 
     @property
     def topics(self) -> list[str]:

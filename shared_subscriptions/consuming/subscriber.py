@@ -155,6 +155,9 @@ class GroupSubscriber(GroupMember):
         self._protocol.wake()
         return number is not None
 
+    def _about(self) -> str:
+        return f"of {', '.join(self.topics)} in {self._log!r}"
+
     @property
     def topics(self) -> list[str]:
         """The filters in use."""

@@ -10,10 +10,11 @@ from typing import Any
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
 from nb_api.core.differences import CachedObject
 from nb_api.errors import ObjectNotFound
+from nb_api.models.cached_table import WholeCache
 from pubsub_api.errors import Closed
 
 
-class ScriptedCache:
+class ScriptedCache(WholeCache):
     """As much of `LocalCache` as a controller uses."""
 
     def __init__(self, *, is_synced: bool = True, followed: Sequence[str] | None = None) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
+from heliograph_drivers.db.etcd.http import EtcdClient
+from heliograph_drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
+from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.wire.messages import RangeAnswer
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable

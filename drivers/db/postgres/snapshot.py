@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from drivers.db.postgres.config import PostgresSettings
-from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
+from heliograph_drivers.db.postgres.config import PostgresSettings
+from heliograph_drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
 from nb_api.core import checks
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS
 from nb_api.db_api import DbObject, Snapshot

@@ -34,10 +34,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.redis import config, scripts
-from drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
-from drivers.db.redis.link import Command, Links, Script
-from drivers.db.redis.snapshot import RedisSnapshot
+from heliograph_drivers.db.redis import config, scripts
+from heliograph_drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
+from heliograph_drivers.db.redis.link import Command, Links, Script
+from heliograph_drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, ToldReport, Written

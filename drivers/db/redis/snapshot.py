@@ -18,10 +18,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from drivers.db.redis import scripts
-from drivers.db.redis.config import RedisDbSettings
-from drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
-from drivers.db.redis.link import Links, RedisDbLink, Script
+from heliograph_drivers.db.redis import scripts
+from heliograph_drivers.db.redis.config import RedisDbSettings
+from heliograph_drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
+from heliograph_drivers.db.redis.link import Links, RedisDbLink, Script
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable

@@ -18,13 +18,13 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.sqlite import outbox, schema
-from drivers.db.sqlite.recording import record
-from drivers.db.sqlite.snapshot import HALF, SqliteSnapshot, digests_query
-from drivers.sqlite_common.files import make_file, path_of
-from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import SqlitePool
-from drivers.sqlite_common.writer import GroupCommit, Operation
+from heliograph_drivers.db.sqlite import outbox, schema
+from heliograph_drivers.db.sqlite.recording import record
+from heliograph_drivers.db.sqlite.snapshot import HALF, SqliteSnapshot, digests_query
+from heliograph_drivers.sqlite_common.files import make_file, path_of
+from heliograph_drivers.sqlite_common.patience import run_patiently
+from heliograph_drivers.sqlite_common.pool import SqlitePool
+from heliograph_drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.core import checks
 from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found
@@ -82,13 +82,16 @@ class SqliteDb(DbApi):
         )
         self._writer = GroupCommit(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._news = threading.Condition(self._lock)
         self._commits = 0
         self._age = OutboxAge()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._age = OutboxAge()
 
     def exists(self) -> bool:
@@ -112,7 +115,7 @@ class SqliteDb(DbApi):
     def close(self) -> None:
         self._is_closed = True
         self._pool.close()
-        with self._news:
+        with self._lock:
             self._news.notify_all()
 
     # -- objects
@@ -233,7 +236,7 @@ class SqliteDb(DbApi):
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
-            with self._news:
+            with self._lock:
                 if not self._is_closed and self._commits == commits:
                     self._news.wait(min(rest, backoff.next_s()))
 
@@ -312,7 +315,7 @@ class SqliteDb(DbApi):
 
     def _write(self, operation: Operation[T]) -> T:
         result = self._writer.write(operation)
-        with self._news:
+        with self._lock:
             self._commits += 1
             self._news.notify_all()
         return result

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
-from drivers.db.sqlite import schema
-from drivers.sqlite_common.pool import GATE
+from heliograph_drivers.db.sqlite import schema
+from heliograph_drivers.sqlite_common.pool import GATE
 from nb_api.core.checks import TopicSelection, decode_value
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS
 from nb_api.db_api import DbObject, Snapshot

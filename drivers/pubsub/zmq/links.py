@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq import endpoints
-from drivers.pubsub.zmq.access.curve import Curve
-from drivers.pubsub.zmq.link import ZmqLink
-from drivers.pubsub.zmq.loop import ReceiveLoop
-from drivers.pubsub.zmq.options import RECEIVE_HWM
-from drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
+from heliograph_drivers.pubsub.zmq import endpoints
+from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.link import ZmqLink
+from heliograph_drivers.pubsub.zmq.loop import ReceiveLoop
+from heliograph_drivers.pubsub.zmq.options import RECEIVE_HWM
+from heliograph_drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic

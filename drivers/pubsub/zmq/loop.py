@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
-from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.watch import DescriptorWatch
+from heliograph_drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.watch import DescriptorWatch
 from pubsub_api.driver_kit import ReplaceableThread, Waker
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
 
 if TYPE_CHECKING:
-    from drivers.pubsub.zmq.links import SubscriberLinks
+    from heliograph_drivers.pubsub.zmq.links import SubscriberLinks
 
 LOG = logging.getLogger(__name__)
 

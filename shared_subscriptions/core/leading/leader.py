@@ -15,7 +15,7 @@ nothing.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from shared_subscriptions.core import messages as m
@@ -59,10 +59,11 @@ class Leader:
         stored: Mapping[int, PartitionRecord],
         *,
         now: float,
-        held_until: float,
+        renewed_at: Callable[[], float],
         waits_for: Collection[str] = (),
     ) -> None:
-        """``waits_for`` are borrowers whose leases a predecessor that resigned has left behind."""
+        """``renewed_at`` tells when the newest write began that keeps this leader in office.  ``waits_for`` are
+        borrowers whose leases a predecessor that resigned has left behind."""
         self.epoch = epoch
         self.declaration = declaration
         self.partitions: dict[int, Partition] = {}
@@ -79,7 +80,8 @@ class Leader:
         """What is to be sent: see `take_messages`."""
         self.store = PartitionStore(self.partitions, stored)
         """What to write now and then; call `stored` when that was done."""
-        self._held_until = held_until
+        self._renewed_at = renewed_at
+        self._held_until = renewed_at() + settings.lease.leader_hold_s
         self._waits_for = set(waits_for)
         self._waits_until = now + settings.lease.member_lease_s
         self._reassign_at = float("inf")
@@ -89,13 +91,10 @@ class Leader:
 
     # -- the outside world
 
-    def renewed(self, started: float) -> None:
-        """The record of this leader was renewed by a write that began at ``started``."""
-        if self._held_until > float("-inf"):
-            self._held_until = max(self._held_until, started + self._settings.lease.leader_hold_s)
-
     def is_silent(self, now: float) -> bool:
         """Whether the registration is too old to act on."""
+        if now >= self._held_until:
+            self._held_until = self._renewed_at() + self._settings.lease.leader_hold_s
         return now >= self._held_until
 
     def on_partitions(self, infos: Mapping[int, PartitionInfo], now: float) -> None:
@@ -309,6 +308,7 @@ class Leader:
         for member in self.members.values():
             self._group.invalidate(member.id, reason, is_final=is_final)
         self._held_until = float("-inf")
+        self._renewed_at = lambda: float("-inf")
 
     # -- assignment
 

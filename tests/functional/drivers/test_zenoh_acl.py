@@ -109,7 +109,7 @@ def test_a_tenant_s_publisher_is_heard_and_answers_who_asks_for_its_topics(open_
 def test_a_tenant_cannot_ask_in_the_scope_of_others(
     open_bus: OpenBus, router: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
     publisher = open_bus("platform").session().publisher()
     publisher.send_events([event("tenant-8/port", 1), event("tenant-7/port", 1)])
     url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client"

@@ -109,8 +109,7 @@ class LeavesTheDeadInOffice(Candidate):
 
     def claim(self, now: float) -> Claim:
         claim = super().claim(now)
-        self._pending = (Claim(claim.record, claim.expected), now)
-        return self._pending[0]
+        return Claim(claim.record, claim.expected)
 
 
 class ClaimsTooEarly(Candidate):
@@ -143,8 +142,8 @@ class BelievesInItsWrites(ProcessLease):
 class HoldsForTheClaimTime(Leader):
     """Goes on until others may lead, and gives leases until then."""
 
-    def renewed(self, started: float) -> None:
-        super().renewed(started + self._settings.lease.member_lease_s)
+    def is_silent(self, now: float) -> bool:
+        return super().is_silent(now - self._settings.lease.member_lease_s)
 
 
 class RenewsWhateverTheTime(Leader):
