@@ -10,6 +10,7 @@ import logging
 import math
 import operator
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pubsub_api.core.errors import UndecodableBody
@@ -17,6 +18,7 @@ from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
+from pubsub_api.runtime.durations import DurationCounter
 from pubsub_api.runtime.shared_threads import SharedTask
 from pubsub_api.subscribing.decoding import decode
 from pubsub_api.subscribing.history_gate import HistoryGate
@@ -63,6 +65,8 @@ class Dispatcher:
         self._left = 0
         """Items that are left of a batch."""
         self.received = self.callback_errors = 0
+        self.delay_seconds = DurationCounter()
+        self.callback_seconds = DurationCounter()
         self.is_closed = False
         self.inline = InlineDispatch()
         self.task: SharedTask | None = None
@@ -102,11 +106,16 @@ class Dispatcher:
     def tell(self, events: list[Event]) -> None:
         """Call the user.  Never raises."""
         assert self.on_events is not None
+        began = time.monotonic()
+        if (published := events[-1].timestamp) > 0:  # what comes without an envelope has none
+            self.delay_seconds.add(max(time.time_ns() - published, 0) * 1e-9)
         try:
             self.on_events(events)
         except BaseException:  # on this thread no exception means more than that it was raised
             self.callback_errors += 1
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+        finally:
+            self.callback_seconds.add(time.monotonic() - began)
 
     def _hand_over_all(self, items: Sequence[Item]) -> None:
         """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""

@@ -456,6 +456,8 @@ class Subscriber(Closeable):
                 callback_errors=self._dispatcher.callback_errors,
                 receiver_errors=self._end.receiver_errors,
                 relieved=self._dispatcher.inline.relieved,
+                delay_seconds=self._dispatcher.delay_seconds.read(),
+                callback_seconds=self._dispatcher.callback_seconds.read(),
                 driver=of_driver,
                 **vars(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
