@@ -13,6 +13,7 @@ import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import TypeVar
 
 from nb_api.aio.api import AsyncNbApi
 from nb_api.cache.change_queue import ChangeQueue
@@ -26,10 +27,12 @@ from nb_api.core.digests import TableDigest
 from nb_api.core.held_objects import Where
 from nb_api.core.indexes import IndexFunction
 from nb_api.db_api import DbObject
+from nb_api.models.cached_table import CachedTable
 from nb_api.verifying.verification import Verification
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.loops import in_own_thread, outcome
 
+T = TypeVar("T")
 _THREAD = "heliograph-cache-aio"
 _PORTION = 100
 """Changes that a coroutine gets in a row; then other tasks of the loop have a turn."""
@@ -171,6 +174,11 @@ class AsyncLocalCache:
         """As `LocalCache.topics`."""
         return self._cache.topics
 
+    def table(self, model: type[T]) -> CachedTable[T]:
+        """As `LocalCache.table`.  Reading it is a plain call, and `nb_api.aio.Controller` takes it.  What waits in it,
+        as its changes do, is for threads."""
+        return self._cache.table(model)
+
     # -- changes
 
     @functools.cached_property
@@ -235,8 +243,6 @@ class AsyncLocalCache:
         waits = self._cache.waits
         await waits.changed.wait_through_in_loop(waits.revision(revision, timeout_s))
 
-    # -- the end
-
     # -- proof
 
     async def verify(self, *, timeout_s: float = 60.0, is_thorough: bool = False) -> Verification:
@@ -247,6 +253,8 @@ class AsyncLocalCache:
     async def digests(self) -> dict[str, TableDigest]:
         """As `LocalCache.digests`, which waits while a batch of changes is applied."""
         return await outcome(in_own_thread(self._cache.digests, _THREAD))
+
+    # -- the end
 
     async def close(self) -> None:
         """As `LocalCache.close`; iterations end, and what waits raises Closed.  Goes on when it is cancelled."""

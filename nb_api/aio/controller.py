@@ -11,9 +11,11 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, Generic
 
 from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
+from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
@@ -27,9 +29,10 @@ from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
-from nb_api.controller.request import Request, RequestBase
+from nb_api.controller.request import Request, RequestBase, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
+from nb_api.core.changes import V_co
 from pubsub_api.errors import Closed, Forked, UsageError
 from pubsub_api.runtime import forking
 
@@ -43,26 +46,27 @@ _RUN: contextvars.ContextVar[asyncio.Task[None] | None] = contextvars.ContextVar
 """The run within which code runs, also in tasks that the run has made."""
 
 
-class AsyncRequest(RequestBase, frozen=True):
+class AsyncRequest(RequestBase[V_co], Generic[V_co], frozen=True):
     """What `AsyncController` gives to its coroutine function: a key to bring into order, as the copy has it now."""
 
     cache: AsyncLocalCache
 
 
-AsyncReconcile = Callable[[AsyncRequest], Awaitable[RequeueAfter | None]]
+AsyncReconcile = Callable[[AsyncRequest[T]], Awaitable[RequeueAfter | None]]
 
 
 class AsyncController:
     """As `nb_api.Controller`, with ``workers`` runs at a time on the loop that runs now.
 
+    ``cache`` may be one of its tables as instances of a class: `AsyncLocalCache.table`.
     A run that takes longer than ``timeout_s`` is cancelled, and counts as failed.  `enqueue`, `running` and
     `statistics` may be called from any thread, the coroutines on the loop.  ``async with`` closes it at the end.
     """
 
     def __init__(
         self,
-        cache: AsyncLocalCache,
-        reconcile: AsyncReconcile,
+        cache: AsyncLocalCache | CacheView[T],
+        reconcile: AsyncReconcile[T],
         *,
         workers: int = 4,
         tables: Sequence[str] | None = None,
@@ -82,13 +86,14 @@ class AsyncController:
             raise UsageError("reconcile is no coroutine function: use nb_api.Controller")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"a run takes time: timeout_s is more than 0, not {timeout_s!r}")
-        owner_map = owner_map_of(cache.blocking, tables, owners)
+        view = cache.blocking if isinstance(cache, AsyncLocalCache) else cache
+        owner_map = owner_map_of(view, tables, owners)
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
-        self._cache = cache
-        self._reconcile = reconcile
+        self._cache = cache if isinstance(cache, AsyncLocalCache) else AsyncLocalCache.over(view.cache)
+        self._reconcile: AsyncReconcile[Any] = reconcile
         self._workers = workers
         self._name = name
         self._timeout_s = timeout_s
@@ -100,10 +105,10 @@ class AsyncController:
         self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            cache.blocking, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
+            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
             election=None if election is None else election.blocking, clock=clock,
         )  # fmt: skip
-        self._follower = CacheFollower(cache.blocking, owner_map, self._work, name=name)
+        self._follower = CacheFollower(view.cache, owner_map, self._work, name=name)
         forking.register(self)
         self._follower.start()
 
@@ -244,7 +249,7 @@ class AsyncController:
         else:
             self._work.succeed(taken, request, result)
 
-    def _for_coroutines(self, request: Request) -> AsyncRequest:
+    def _for_coroutines(self, request: Request[Any]) -> AsyncRequest[Any]:
         return AsyncRequest(
             request.table, request.key, request.object, request.deleted, request.ending, request.attempt,
             request.token, request.asks_to_stop, self._cache,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -68,7 +69,7 @@ def main() -> None:
         assert isinstance(subscriber, GroupSubscriber)
         _say(ready=True)
         for _ in sys.stdin:
-            _say(**vars(subscriber.statistics()), heard=_heard(subscriber))
+            _say(**dataclasses.asdict(subscriber.statistics()), heard=_heard(subscriber))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import sys
 import threading
@@ -219,7 +220,7 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
             elif command["do"] == "count":
                 _say(count=count[command["topic"]])
             elif command["do"] == "statistics":
-                _say(**vars(subscriber.statistics()))
+                _say(**dataclasses.asdict(subscriber.statistics()))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ from spark_pipeline.sessions.session import open_session
 from spark_pipeline.writing import staged_files
 from tests.spark.small_java import SMALL_JAVA
 
-TEST_OPTIONS = {f"spark.{part}.extraJavaOptions": SMALL_JAVA for part in ("driver", "executor")}
+TEST_OPTIONS = {
+    **{f"spark.{part}.extraJavaOptions": SMALL_JAVA for part in ("driver", "executor")},
+    "spark.executor.memory": "512m",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,7 +59,7 @@ def test_a_worker_killed_in_the_middle_changes_no_result(log_url: str, tmp_path:
         for start in range(1, 5001, 500):
             log.append([log_frame(topic, first=start, count=500) for topic in TOPICS])
     config = tmp_path / "spark.conf"
-    config.write_text("[spark]\nexecutor_memory = 512m\npartition_events_max = 1000\n")
+    config.write_text("[spark]\noptions = spark.executor.memory:512m\n")
     with SparkCluster(tmp_path, workers=2) as cluster:
         lake = str(tmp_path / "lake")
         common = ("--config-file", str(config))

@@ -25,7 +25,7 @@ from oslo_config import cfg
 
 from heliograph_drivers.pubsub.zmq import endpoints
 from heliograph_drivers.pubsub.zmq.access.curve import Curve
-from heliograph_drivers.pubsub.zmq.access.descriptors import SOCKET, check_room
+from heliograph_drivers.pubsub.zmq.access.descriptors import LINK_DESCRIPTORS, check_room
 from heliograph_drivers.pubsub.zmq.endpoints import Socket
 from heliograph_drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, GROUP, RECEIVE_HWM, heartbeat_interval_ms
 from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
@@ -112,7 +112,7 @@ class ZmqLink:
 
     def _open(self, prefixes: list[bytes], *, uses_ipv6: bool) -> None:
         assert self._context is not None
-        check_room(3 * SOCKET, f"the link to {self.address}")  # frames, its monitor, and questions
+        check_room(LINK_DESCRIPTORS, f"the link to {self.address}")
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
         sub.set(zmq.SNDHWM, 0)

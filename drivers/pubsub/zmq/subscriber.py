@@ -7,6 +7,7 @@ from collections.abc import Callable
 from oslo_config import cfg
 
 from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.access.descriptors import LINK_DESCRIPTORS, check_room
 from heliograph_drivers.pubsub.zmq.endpoints import check_address
 from heliograph_drivers.pubsub.zmq.links import SubscriberLinks
 from heliograph_drivers.pubsub.zmq.loop import SHARED_LOOP, ReceiveLoop
@@ -43,6 +44,8 @@ class ZmqSubscriber(DriverSubscriber):
         check_address(address)
 
     def _open(self, receiver: GuardedReceiver) -> None:
+        """Raises LimitReached, now, where there is no room for the links that were registered, which are made later."""
+        check_room(LINK_DESCRIPTORS * len(self._addresses), "a subscriber")
         self._loop = SHARED_LOOP.enter()
         self._links = SubscriberLinks(self._loop, self._conf, self._curve, receiver, self._tally)
 

@@ -53,7 +53,7 @@ def test_a_process_without_descriptors_gets_an_error_for_another_end_on_zmq(url:
         FEW_DESCRIPTORS
         + f"""
     with contextlib.ExitStack() as opened:
-        for number in range(100):
+        for number in range(1000):
             try:
                 session = opened.enter_context(pubsub_api.open("{url}"))
                 session.{end}

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pubsub_api
-from nb_api import AsyncController, Controller, Created, Deleted, LocalCache, NbApi, Request, Updated
+from nb_api import Controller, Created, Deleted, LocalCache, NbApi, Request, Updated, aio
 from nb_api.models import Mismatched, Model, stored_in
 
 
@@ -30,8 +30,9 @@ def reconcile(request: Request[Port]) -> None:
         print("reconciled", request.key, request.object.value.network)
 
 
-async def reconcile_later(request: Request[Port]) -> None:
-    reconcile(request)
+async def reconcile_later(request: aio.Request[Port]) -> None:
+    if request.object is not None:
+        print("reconciled", request.key, request.object.value.network)
 
 
 def main(url: str) -> None:
@@ -63,7 +64,7 @@ def main(url: str) -> None:
             reveal_type(nb.get("port", "p1").value)
             reveal_type(cache.get("port", "p1"))
             reveal_type(pubsub_api.open("memory://bus"))
-            AsyncController(copy, reconcile_later)
+            aio.Controller(copy, reconcile_later)
             ports.create("p1", Net(1500), topic="tenant-7")  # wrong: the class of another table
             Controller(cache.table(Net), reconcile)  # wrong: a function for another class
             Port(network=7)  # wrong: the type of a field

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from nb_api import (
-    AsyncController,
     Controller,
     Created,
     Deleted,
@@ -24,6 +23,7 @@ from nb_api import (
     Request,
     Resynced,
     Updated,
+    aio,
 )
 from nb_api.errors import InvalidObject, ObjectExists, ObjectNotFound, ValueMismatch, VersionConflict
 from nb_api.models import Mismatched, Model, stored_in, table_of
@@ -395,13 +395,14 @@ def test_owners_of_instances_and_asyncio(nb: NbApi) -> None:
     async def main() -> None:
         runs: list[str] = []
 
-        async def reconcile(request: Request[Port]) -> None:
+        async def reconcile(request: aio.Request[Port]) -> None:
+            assert isinstance(request.cache, aio.LocalCache)
             assert request.object is None or isinstance(request.object.value, Port)
             runs.append(request.key)
 
         with LocalCache(nb, tables=["port", "binding"]) as cache:
             owners = {"binding": cache.table(Binding).adapted(lambda found: [("port", found.value.port)])}
-            async with AsyncController(cache.table(Port), reconcile, owners=owners, interval_min_s=0.0) as controller:
+            async with aio.Controller(cache.table(Port), reconcile, owners=owners, interval_min_s=0.0) as controller:
                 nb.table(Port).create("p1", Port("n1"), topic=TOPIC)
                 while runs != ["p1"]:
                     await asyncio.sleep(0)

@@ -20,6 +20,8 @@ CONTEXT = 9
 """What a context takes: three wake-up calls, two epolls, and ours, a wake-up call and an epoll."""
 SOCKET = 2
 """What a socket takes before it is connected: a wake-up call, and that of its monitor or listener."""
+LINK_DESCRIPTORS = 3 * SOCKET
+"""What a link of a subscriber takes: sockets for frames, their monitor, and questions."""
 
 _AMPLE = 2048
 """With so many left none need be counted for a moment: nobody opens as many in that time."""
