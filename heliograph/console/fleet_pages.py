@@ -12,6 +12,7 @@ from heliograph.console.layout import ConsolePage, absent, section, told
 from heliograph.console.markup import Child, Markup, command, joined, known, link, seconds, state, tag
 from heliograph.console.sources import ConsoleSources
 from heliograph.console.tables import Cell, Column, Query, RowView, cell, filter_form, fixed_table, table
+from heliograph.output import counted
 
 if TYPE_CHECKING:
     from nb_api.fleet import CopyReport, FleetMember
@@ -141,7 +142,7 @@ def compared(members: Sequence[FleetMember]) -> dict[str, str]:
             verdicts[member.key] = "DIFFERENT from others at the same revision"
         elif told:
             others = sum(digests[digest] - 1 for digests, digest in told)
-            verdicts[member.key] = f"equal to {others} others" if others else "no other at its revision"
+            verdicts[member.key] = f"equal to {counted(others, 'other')}" if others else "no other at its revision"
     return verdicts
 
 

@@ -118,6 +118,10 @@ def _card(title: str, value: Child, note: Child = None) -> Markup:
     return tag("div", tag("dt", title), tag("dd", tag("strong", value), note and tag("small", note)), class_="card")
 
 
+def _total(rates: Sequence[float]) -> tuple[Markup, str]:
+    return known(f"{sum(rates):,.1f}" if rates else None), f"told by {counted(len(rates), 'member')}"
+
+
 def _fleet(sources: ConsoleSources) -> Markup:
     sample = sources.database.sample
     found = sample.value
@@ -134,16 +138,8 @@ def _fleet(sources: ConsoleSources) -> Markup:
         _card("Expected", known(expected), how),
         _card("Answered", known(answered)),
         _card("Missing", known(missing)),
-        _card(
-            "Received/s",
-            known(f"{sum(received):,.1f}" if received else None),
-            f"told by {counted(len(received), 'member')}",
-        ),
-        _card(
-            "Published/s",
-            known(f"{sum(published):,.1f}" if published else None),
-            f"told by {counted(len(published), 'member')}",
-        ),
+        _card("Received/s", *_total(received)),
+        _card("Published/s", *_total(published)),
         _card("Resyncs", known(sum(resyncs) if resyncs else None), "since the members began"),
         _card("Revision", str(found.fleet.revision)),
         _card("Publishers registered", known(len(found.publishers))),

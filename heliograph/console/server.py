@@ -115,6 +115,11 @@ class ConsoleServer(Closeable):
             self.close()
             raise
 
+    @property
+    def answers(self) -> int:
+        """How often a source has answered, or failed to."""
+        return self._sampler.number
+
     def close(self) -> None:
         """Ends all streams.  Idempotent."""
         self._is_closed = True
