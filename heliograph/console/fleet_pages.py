@@ -24,7 +24,7 @@ NO_MEMBER = joined((
 ))  # fmt: skip
 CONTROLLER_COLUMNS = (
     Column("name", "Member"), Column("state", "State"), Column("role", "Role"), Column("host", "Host"),
-    Column("release", "Release"), Column("position", "Position", True), Column("place", "Against the database"),
+    Column("release", "Release"), Column("proved", "Proved up to", True), Column("heard", "Heard up to", True),
     Column("behind", "Changes it lacks", True), Column("queue", "Queue", True), Column("rate", "Events/s", True),
     Column("resyncs", "Resyncs", True), Column("objects", "Objects", True), Column("equal", "Copies compared"),
     Column("seen", "Heard of", True),
@@ -55,7 +55,7 @@ def controllers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage
         return ConsolePage("Controllers", {"members": joined((absent("database", sample),))})
     members, revision = found.fleet.members, found.fleet.revision
     verdicts = compared(members)
-    rows = [_controller_row(one, revision, verdicts.get(one.key, "")) for one in members]
+    rows = [_controller_row(one, verdicts.get(one.key, "")) for one in members]
     made = table(path, query, CONTROLLER_COLUMNS, rows, caption="Members of the fleet", empty=NO_MEMBER)
     summary = tag("p", "The database is at revision ", tag("strong", revision), ". ", _counts(members))
     parts = {"members": joined((summary, told(sample), made))}
@@ -91,12 +91,13 @@ def _rate(value: float | None) -> Cell:
     return cell(value, None if value is None else f"{value:,.1f}")
 
 
-def _controller_row(member: FleetMember, revision: int, verdict: str) -> RowView:
+def _controller_row(member: FleetMember, verdict: str) -> RowView:
     report = member.report
     if report is None:
         unknown = [cell(None)] * (len(CONTROLLER_COLUMNS) - 3)
         return RowView([_name(member), _state(member), *unknown, _seen(member)], member.states)
     position = min((copy.position for copy in report.copies), default=None)
+    newest = min((copy.newest for copy in report.copies), default=None)
     rates = [rate for rate in (member.received_per_s, member.published_per_s) if rate is not None]
     has_resyncs = report.copies or report.has_bus
     return RowView(
@@ -107,7 +108,7 @@ def _controller_row(member: FleetMember, revision: int, verdict: str) -> RowView
             cell(report.host),
             cell(" ".join(filter(None, (report.release, report.program_release)))),
             cell(position, "no copy" if position is None else str(position)),
-            cell(None if position is None else place(position, revision), None if report.copies else ""),
+            cell(newest, "" if newest is None else str(newest)),
             cell(member.behind if report.copies else None, None if report.copies else ""),
             cell(report.lag),
             _rate(sum(rates) if rates else None),
@@ -118,11 +119,6 @@ def _controller_row(member: FleetMember, revision: int, verdict: str) -> RowView
         ],
         member.states,
     )
-
-
-def place(position: int, revision: int) -> str:
-    """Of a copy against the database.  Revisions skip numbers, so their difference is no number of changes."""
-    return "at the newest revision" if position >= revision else "older"
 
 
 def compared(members: Sequence[FleetMember]) -> dict[str, str]:
@@ -280,21 +276,21 @@ def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         rows += [RowView([cell(f"Resyncs: {reason}"), cell(count)]) for reason, count in report.resyncs.items()]
         columns = (Column("what", "What"), Column("value", "Value"))
         shown.append(fixed_table(columns, rows, caption="What it tells of itself", empty=""))
-        shown.append(_copy_table(report.copies, sample.value.fleet.revision))
+        shown.append(_copy_table(report.copies))
     return ConsolePage(f"Member {found.name}", {"member": joined(shown)})
 
 
-def _copy_table(copies: Sequence[CopyReport], revision: int) -> Markup:
+def _copy_table(copies: Sequence[CopyReport]) -> Markup:
     columns = (
-        Column("tables", "Tables"), Column("topics", "Topics"), Column("position", "Position", True),
-        Column("place", "Against the database"), Column("objects", "Objects", True),
+        Column("tables", "Tables"), Column("topics", "Topics"), Column("proved", "Proved up to", True),
+        Column("heard", "Heard up to", True), Column("objects", "Objects", True),
         Column("complete", "Complete"), Column("digest", "Digest"),
     )  # fmt: skip
     rows = [
         RowView([
             cell("more than are told" if one.is_cut else "all" if one.tables is None else ", ".join(one.tables)),
             cell("more than are told" if one.is_cut else ", ".join(one.topics)), cell(one.position, str(one.position)),
-            cell(place(one.position, revision)), cell(one.objects), cell("yes" if one.is_complete else "no"),
+            cell(one.newest, str(one.newest)), cell(one.objects), cell("yes" if one.is_complete else "no"),
             cell(one.digest),
         ])
         for one in copies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from heliograph.console.layout import ConsolePage, absent, told
 from heliograph.console.markup import Markup, command, joined, link, seconds, state, tag
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("name", "Member"), Column("state", "State"), Column("passed", "Has it"),
-    Column("position", "Position", True), Column("newest", "Newest heard of", True), Column("seen", "Heard of", True),
+    Column("proved", "Proved up to", True), Column("heard", "Heard up to", True), Column("seen", "Heard of", True),
 )  # fmt: skip
-Passed = Literal["no, not yet", "not sure: it has heard of later changes", "not known", "yes"]
-_ORDER: tuple[Passed, ...] = ("no, not yet", "not sure: it has heard of later changes", "not known", "yes")
+Passed = Literal["no, not yet", "not known", "likely: it has heard as far, and knows of no gap", "yes"]
+_ORDER: tuple[Passed, ...] = get_args(Passed)
 
 
 def search(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
@@ -64,9 +64,9 @@ def _found(sources: ConsoleSources, path: str, query: Query, wanted: str) -> Mar
             if passed is not None:
                 rows.append((passed, _row(member, copy, passed)))
     rows.sort(key=lambda pair: _ORDER.index(pair[0]))
-    count = sum(passed == "yes" for passed, _ in rows)
-    summary = tag("p", f"{count} of {len(rows)} copies that follow it have it.")
-    made = table(path, query, COLUMNS, [row for _, row in rows], caption="Copies that follow it",
+    sure, likely = (sum(passed == _ORDER[place] for passed, _ in rows) for place in (-1, -2))
+    summary = tag("p", f"Of {len(rows)} copies that may follow it {sure} have it for sure, {likely} likely.")
+    made = table(path, query, COLUMNS, [row for _, row in rows], caption="Copies that may follow it",
                  empty="No member that tells of itself follows it.")  # fmt: skip
     return joined((said, tag("p", "Told by the database, just now", class_="told"), summary, told(sample), made))
 
@@ -83,7 +83,7 @@ def has_passed(copy: CopyReport, table_name: str, topic: str | None, version: in
     if copy.position >= version:
         passed: Passed = "yes"
     elif copy.newest >= version:
-        passed = "not sure: it has heard of later changes"
+        passed = "likely: it has heard as far, and knows of no gap" if copy.is_complete else "not known"
     else:
         passed = "no, not yet"
     if copy.is_cut:
@@ -97,7 +97,7 @@ def has_passed(copy: CopyReport, table_name: str, topic: str | None, version: in
 
 
 def _row(member: FleetMember, copy: CopyReport, passed: Passed) -> RowView:
-    level = {"yes": "good", "no, not yet": "bad"}.get(passed, "warning")
+    level = "bad" if passed == _ORDER[0] else "warning" if passed == "not known" else "good"
     return RowView(
         [
             Cell(link(f"/member?key={urllib.parse.quote(member.key)}", member.name), member.name),
