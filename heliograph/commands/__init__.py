@@ -20,6 +20,7 @@ _FOLDERS = {
     "objects": {
         "controller": "follow objects and print what changes",
         "db": "look at objects, change and watch them",
+        "verify": "prove that a copy is equal to the database",
     },
     "history": {
         "durability": "ask durability services",

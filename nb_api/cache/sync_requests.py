@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterable
 
 from oslo_config import cfg
 
 from nb_api.config import GROUP
+from nb_api.coordination.snapshot_limit import TURN_S
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.notify_config import CACHE_GROUP
+from pubsub_api.runtime.loops import ToldCondition
 
 _FEED = SyncTask("feed")
 
@@ -23,7 +24,7 @@ class SyncRequests:
     """Every method may be called from any thread.  ``changed`` is notified when `is_read` may have changed."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self.changed = threading.Condition()
+        self.changed = ToldCondition()
         """Guards everything here."""
         self._scheduler = SyncScheduler(_settings(conf), now=time.monotonic(), jitter=random.Random().random)
         self.is_loaded = False
@@ -108,6 +109,13 @@ class SyncRequests:
         """It is due again.  Returns the pause."""
         with self.changed:
             return self._scheduler.failed(task or _FEED, time.monotonic())
+
+    def put_off(self, task: SyncTask | None) -> float:
+        """It was not its turn, and is due again.  Returns when to ask for the turn again, unless woken before."""
+        if task is not None:
+            with self.changed:
+                self._scheduler.put_off(task, time.monotonic())
+        return TURN_S
 
     def standing_in(self, requests: int) -> None:
         """The source stands in for the database, for what was asked for then; `stood_in` follows when that is told."""

@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
+from nb_api.aio.controller import AsyncController
 from nb_api.api import NbApi
 from nb_api.cache.local_cache import LocalCache
-from nb_api.controller.aio import AsyncController
 from nb_api.controller.controller import Controller
 from nb_api.db_api import DbApi
 from nb_api.fleet.judging import FleetMember, FleetState

@@ -101,6 +101,11 @@ HELP: dict[str, dict[str, str]] = {
         "history_errors": (
             "Of a subscriber: calls of the program with history that raised, and attempts to read it that did."
         ),
+        "delay_seconds": (
+            "Of a subscriber: from the publication of the newest event of a call until the callback was called, "
+            "by the clocks of both hosts: a histogram."
+        ),
+        "callback_seconds": "Of a subscriber: how long calls of the event callback took: a histogram.",
     },
     "cache": {
         "frames": "Of a reliability cache: frames kept now.",
@@ -128,7 +133,7 @@ HELP: dict[str, dict[str, str]] = {
         "delivered": "Of a member of a group: events handed to the user.",
         "redelivered": "Of a member of a group: of these, deliveries beyond the first, as far as the group knows.",
         "acknowledged": "Of a member of a group: events that are done, dead letters not counted.",
-        "failed": "Of a member of a group: attempts that ended in a nack or an error of the callback.",
+        "failed": "Of a member of a group: attempts that ended in a refusal or an error of the callback.",
         "timed_out": (
             "Of a member of a group: events taken back because they were with the program for longer than "
             "handler_timeout."
@@ -174,6 +179,9 @@ HELP: dict[str, dict[str, str]] = {
             "Of a writer: updates and puts that changed nothing, so that nothing was written and nothing told."
         ),
         "conflicts": "Of a writer: updates tried again because another writer was faster.",
+        "mismatches": (
+            "Of a writer: values that did not fit the class of their table: refused, or read and left as they are."
+        ),
         "handover.committed": "Of a writer: changes that this process committed.",
         "handover.published": (
             "Of a writer: of these, given to the publisher, by the thread that committed or by the one that confirms."
@@ -258,6 +266,19 @@ HELP: dict[str, dict[str, str]] = {
             "write."
         ),
         "syncs.reasons": "Of a local cache: snapshots, reads of topics and deltas, by why they were made.",
+        "verify.verifications": (
+            "Of a local cache: comparisons of the copy with the database that came to a result (local-caches.md)."
+        ),
+        "verify.values": "Of a local cache: objects whose values were compared by these.",
+        "verify.late": "Of a local cache: objects whose change was still on its way meanwhile, and came.",
+        "verify.differences": "Of a local cache: objects that were otherwise in the copy than in the database.",
+        "verify.repaired": "Of a local cache: of these, those that were put right at once.",
+        "verify.unsettled": (
+            "Of a local cache: verifications that had to be put off: the copy was being read, or the bus was away."
+        ),
+        "verify.failures": (
+            "Of a local cache: periodic verifications that failed otherwise, as when the database cannot be reached."
+        ),
         "overruns": "Of a local cache: times changes were not told one by one, because the program did not take them.",
         "callback_errors": "Of a local cache: times the callback raised; it is called again with the same changes.",
         "untold": "Of a local cache: changes that callbacks have not taken yet.",
@@ -267,6 +288,9 @@ HELP: dict[str, dict[str, str]] = {
             "is not in that index."
         ),
         "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
+        "mismatches": (
+            "Of a local cache: versions of objects that were read or told and do not fit the class of their table."
+        ),
         "bus": "Of a local cache: the numbers of its subscriber; None when it follows the feed of the database.",
     },
     "controller": {
@@ -309,6 +333,7 @@ HELP: dict[str, dict[str, str]] = {
         "waited_max_s": "Of a controller: the longest of these waits.",
         "run_s": "Of a controller: how long the calls took, all together.",
         "run_max_s": "Of a controller: the longest of them.",
+        "run_seconds": "Of a controller: how long runs took: a histogram.",
     },
     "fleet": {
         "reports": "Of a process that tells the fleet: reports told.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from drivers.db.etcd.http import KeyValue
+from heliograph_drivers.db.etcd.wire.messages import KeyValue
 from nb_api.core import checks
 from nb_api.db_api import Action, Change
 from nb_api.revisions import NONCE_BITS
@@ -16,6 +16,7 @@ PLACES = _SLOTS << NONCE_BITS
 """Revisions that one transaction of etcd stands for: its nonce (`nb_api.revisions`) and the slot of a write make a
 *place* among them."""
 _PLACE_BYTES = 4
+ENTRY_NUMBER_BYTES = 8
 
 
 def place_of(position: int, count: int, nonce: int) -> int:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, read_limits
+from heliograph_drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 

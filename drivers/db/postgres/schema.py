@@ -2,7 +2,7 @@
 
 ``objects`` holds the newest version of every object, tombstones included; ``changes`` is the feed; ``outbox`` names the
 changes that are not confirmed; ``counters`` is for `allocate`; ``state`` is one row.  Why the function takes a lock
-before it takes a number is told in `drivers.db.postgres`.
+before it takes a number is told in `heliograph_drivers.db.postgres`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 
 import psycopg
 
-from drivers.db.postgres.config import PostgresSettings
-from drivers.db.postgres.pool import PostgresConnection
+from heliograph_drivers.db.postgres.config import PostgresSettings
+from heliograph_drivers.db.postgres.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 

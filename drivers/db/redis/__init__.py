@@ -28,16 +28,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.redis import config, scripts
-from drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
-from drivers.db.redis.link import Command, Links, Script
-from drivers.db.redis.snapshot import RedisSnapshot
+from heliograph_drivers.db.redis import config, scripts
+from heliograph_drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
+from heliograph_drivers.db.redis.link import Command, Links, Script
+from heliograph_drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, ToldReport, Written
@@ -124,8 +124,15 @@ class RedisDb(DbApi):
         version, topic, value = read_record(record)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return RedisSnapshot(self._links, self._keys, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
+        return RedisSnapshot(self._links, self._keys, self._settings, selection)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")

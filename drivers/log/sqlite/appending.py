@@ -8,11 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from drivers.log.sqlite.schema import row_id
 from durable_log.core.checksums import frame_checksum
 from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key, wrong_end
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, Appended, shard_of
+from heliograph_drivers.log.sqlite.schema import row_id
 from pubsub_api.core.frame import Header
 
 Batch = Mapping[int, Sequence[tuple[Header, bytes]]]

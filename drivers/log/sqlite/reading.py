@@ -9,10 +9,10 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from drivers.log.sqlite.schema import offset_of, row_id
 from durable_log.core.checksums import damaged, gap, is_sound, pack_numbers
 from durable_log.log_api import ShardState, StoredFrame
 from durable_log.storage.segmented import HotRead, take
+from heliograph_drivers.log.sqlite.schema import offset_of, row_id
 
 _FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"
 _Row = tuple[int, int, int, int, int, int, int, bytes]

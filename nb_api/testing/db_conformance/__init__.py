@@ -16,13 +16,14 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
+    "base", "concurrency", "digests", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
     "reports", "snapshots", "transactions", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
 from nb_api.testing.db_conformance.concurrency import ConcurrencyConformance  # noqa: E402
+from nb_api.testing.db_conformance.digests import DigestConformance  # noqa: E402
 from nb_api.testing.db_conformance.feed import FeedConformance  # noqa: E402
 from nb_api.testing.db_conformance.histories import HistoryConformance  # noqa: E402
 from nb_api.testing.db_conformance.lifecycle import LifecycleConformance  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "ConcurrencyConformance",
     "DbConformance",
     "DbConformanceBase",
+    "DigestConformance",
     "FeedConformance",
     "HistoryConformance",
     "LifecycleConformance",
@@ -59,6 +61,7 @@ class DbConformance(
     ValueConformance,
     TransactionConformance,
     SnapshotConformance,
+    DigestConformance,
     FeedConformance,
     HistoryConformance,
     OutboxConformance,
