@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from heliograph.console.layout import ConsolePage, absent, section, told
 from heliograph.console.markup import Child, Markup, command, joined, known, link, seconds, state, tag
 from heliograph.console.sources import ConsoleSources
-from heliograph.console.tables import Cell, Column, Query, RowView, cell, filter_form, fixed_table, table
-from heliograph.output import counted
+from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
 
 if TYPE_CHECKING:
     from nb_api.fleet import CopyReport, FleetMember
@@ -54,8 +53,7 @@ def controllers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage
     if found is None:
         return ConsolePage("Controllers", {"members": joined((absent("database", sample),))})
     members, revision = found.fleet.members, found.fleet.revision
-    verdicts = compared(members)
-    rows = [_controller_row(one, verdicts.get(one.key, "")) for one in members]
+    rows = RowsView(members, lambda one: _controller_row(one, found.comparison.get(one.key, "")))
     made = table(path, query, CONTROLLER_COLUMNS, rows, caption="Members of the fleet", empty=NO_MEMBER)
     summary = tag("p", "The database is at revision ", tag("strong", revision), ". ", _counts(members))
     parts = {"members": joined((summary, told(sample), made))}
@@ -121,37 +119,6 @@ def _controller_row(member: FleetMember, verdict: str) -> RowView:
     )
 
 
-def compared(members: Sequence[FleetMember]) -> dict[str, str]:
-    """Member -> what holding its copies against those of others has shown.
-
-    Copies of the same selection at the same position hold the same objects, so their digests are the same, or one of
-    them is wrong.
-    """
-    alike: dict[tuple[object, ...], Counter[str]] = {}
-    for member in members:
-        for copy in _copies(member):
-            alike.setdefault(_selection(copy), Counter())[copy.digest] += 1
-    verdicts = {}
-    for member in members:
-        told = [(alike[_selection(copy)], copy.digest) for copy in _copies(member)]
-        if any(len(digests) > 1 for digests, _ in told):
-            verdicts[member.key] = "DIFFERENT from others at the same revision"
-        elif told:
-            others = sum(digests[digest] - 1 for digests, digest in told)
-            verdicts[member.key] = f"equal to {counted(others, 'other')}" if others else "no other at its revision"
-    return verdicts
-
-
-def _copies(member: FleetMember) -> list[CopyReport]:
-    """That can be compared."""
-    copies = member.report.copies if member.report is not None else []
-    return [copy for copy in copies if copy.digest and copy.is_complete and not copy.is_cut]
-
-
-def _selection(copy: CopyReport) -> tuple[object, ...]:
-    return (copy.position, copy.newest, None if copy.tables is None else tuple(copy.tables), tuple(copy.topics))
-
-
 # -- publishers and subscribers
 
 
@@ -176,7 +143,7 @@ def publishers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         directory = fixed_table(DIRECTORY_COLUMNS, rows, caption="Publishers in the directory", empty=empty)
         registered = section("Directory", told(sample), directory)
         members = [one for one in found.fleet.members if one.report is not None and _sends(one)]
-        made = table(path, query, SENDER_COLUMNS, [_sender_row(one) for one in members],
+        made = table(path, query, SENDER_COLUMNS, RowsView(members, _sender_row),
                      caption="Members that publish", empty=NO_MEMBER)  # fmt: skip
         sending = section("Members that publish", told(sample), made)
     parts = {"service": _service(sources), "directory": registered, "senders": sending}
@@ -227,7 +194,7 @@ def subscribers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage
         return ConsolePage("Subscribers", {"members": joined((absent("database", sample),))})
     listening = [one for one in found.fleet.members if one.report is not None and one.report.has_bus]
     listening.sort(key=lambda one: (one.state == "ok", -one.report.lag if one.report else math.inf))
-    rows = [_subscriber_row(one) for one in listening]
+    rows = RowsView(listening, _subscriber_row)
     made = table(path, query, SUBSCRIBER_COLUMNS, rows, caption="Members that listen to a bus", empty=NO_MEMBER)
     return ConsolePage("Subscribers", {"members": joined((told(sample), made))}, filter_form(path, query, _states()))
 

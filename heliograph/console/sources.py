@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from heliograph import options
 from heliograph.commands.services.status import ask_service
+from heliograph.console.comparison import CopyComparison
 from heliograph.console.sampling import SampleSource
 from heliograph.opening import databases, targets
 from pubsub_api.runtime.closing import Closeable
@@ -41,11 +42,11 @@ _LETTERS_BACK = 500
 _STATUS_S = 2.0
 
 
-class Handle(Protocol):
+class _HasClose(Protocol):
     def close(self) -> None: ...
 
 
-H = TypeVar("H", bound=Handle)
+H = TypeVar("H", bound=_HasClose)
 
 
 class LateHandle(Closeable, Generic[H]):
@@ -83,6 +84,8 @@ class RegisteredPublisher:
 class DatabaseView:
     fleet: FleetView
     publishers: list[RegisteredPublisher]
+    comparison: dict[str, str]
+    """Member -> what holding its copies against those of others has shown."""
     outbox: int
     """Changes that wait to be published for longer than `OUTBOX_AGE_S`; `OUTBOX_SHOWN_MAX` stands for more."""
 
@@ -97,6 +100,7 @@ class DatabaseReader:
         self._handle = handle
         self._clock = lease_clock
         self._progress = LeaseProgress()
+        self._comparison = CopyComparison()
         self._observer: Any = None
 
     def read(self) -> DatabaseView:
@@ -116,6 +120,7 @@ class DatabaseReader:
         return DatabaseView(
             fleet,
             [RegisteredPublisher(entry, self._progress.idle_s(key)) for key, entry in entries if entry is not None],
+            self._comparison.observe(fleet.members),
             len(outbox),
         )
 

@@ -9,10 +9,11 @@ from heliograph.commands.history.durability import clashes, trouble_of
 from heliograph.console.layout import ConsolePage, absent, section, told
 from heliograph.console.markup import Markup, command, joined, known, link, seconds, tag
 from heliograph.console.sources import ConsoleSources, LogView
-from heliograph.console.tables import Cell, Column, Query, RowView, cell, filter_form, fixed_table, table
+from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
 
 if TYPE_CHECKING:
     from durability_service.protocol import ServiceStatus
+    from durable_log.log_api import StreamState
     from shared_subscriptions.groups import GroupView
 
 GROUP_COLUMNS = (
@@ -176,19 +177,22 @@ def log(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     summary = tag("p", known(events), f" events in {len(found.shards)} shards, {len(shards)} of them used; the log "
                   f"{found.identity}.")  # fmt: skip
     streams = sorted(found.streams, key=lambda pair: (-_missing(pair[1].missing), pair[1].topic))
-    rows = [
-        RowView([
-            cell(one.topic), cell(shard), cell(one.guid.hex()), cell(one.last), cell(_missing(one.missing)),
-            cell(", ".join(f"{low} to {high}" for low, high in one.missing[:10]) or "none"),
-        ])
-        for shard, one in streams
-    ]  # fmt: skip
+    rows = RowsView(streams, _stream_row)
     made = table(path, query, STREAM_COLUMNS, rows, caption="Streams, with numbers that never came", empty=empty)
     parts = {
         "shards": joined((summary, told(sample), fixed_table(SHARD_COLUMNS, shards, caption="Shards", empty=empty))),
         "streams": section("Streams", made),
     }
     return ConsolePage("Log", parts, filter_form(path, query))
+
+
+def _stream_row(found: tuple[int, StreamState]) -> RowView:
+    shard, one = found
+    ranges = ", ".join(f"{low} to {high}" for low, high in one.missing[:10])
+    return RowView([
+        cell(one.topic), cell(shard), cell(one.guid.hex()), cell(one.last), cell(_missing(one.missing)),
+        cell(ranges or "none"),
+    ])  # fmt: skip
 
 
 def _missing(ranges: tuple[tuple[int, int], ...]) -> int:

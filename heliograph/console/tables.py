@@ -6,8 +6,8 @@ What is unknown comes last in every order.  Totals are of all rows, whatever is 
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, overload
 
 from heliograph.console.markup import Child, Markup, joined, known, link, tag, text
 from heliograph.output import counted
@@ -17,6 +17,7 @@ _VALUE_MAX = 200
 """Characters of a parameter that are looked at."""
 
 Query = Mapping[str, str]
+T = TypeVar("T")
 
 
 class Cell(NamedTuple):
@@ -29,6 +30,24 @@ class Cell(NamedTuple):
 class RowView(NamedTuple):
     cells: Sequence[Cell]
     states: Sequence[str] = ()
+
+
+class RowsView(Sequence[RowView]):
+    """Rows that are made when they are looked at: of thousands, most pages show fifty."""
+
+    def __init__(self, items: Sequence[T], make: Callable[[T], RowView]) -> None:
+        self._items = items
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, place: int) -> RowView: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[RowView]: ...
+    def __getitem__(self, place: int | slice) -> RowView | list[RowView]:
+        return list(map(self._make, self._items[place])) if isinstance(place, slice) else self._make(self._items[place])
 
 
 class Column(NamedTuple):
@@ -64,7 +83,8 @@ def table(
     """``rows`` are in the order that is shown unless the query says otherwise: worst first."""
     if not rows:
         return tag("p", empty, class_="empty")
-    wanted = [row for row in rows if _is_wanted(row, query)]
+    is_filtered = query.get("q") or query.get("state")
+    wanted = [row for row in rows if _is_wanted(row, query)] if is_filtered else rows
     sort = query.get("sort", "")
     keys = [column.key for column in columns]
     if sort.lstrip("-") in keys:
@@ -128,6 +148,7 @@ def _is_wanted(row: RowView, query: Query) -> bool:
 
 
 def _sorted(rows: Sequence[RowView], place: int, *, is_falling: bool) -> list[RowView]:
+    rows = list(rows)
     told = [row for row in rows if row.cells[place].order is not None]
     told.sort(key=lambda row: _order(row.cells[place].order), reverse=is_falling)
     return told + [row for row in rows if row.cells[place].order is None]

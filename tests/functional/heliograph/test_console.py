@@ -18,7 +18,7 @@ import durable_log
 from durability_service.core.messages import Epoch
 from durability_service.protocol import ServiceStatus, SpaceStatus
 from heliograph import exits
-from heliograph.console import fleet_pages
+from heliograph.console.comparison import CopyComparison
 from heliograph.console.layout import PAGES
 from heliograph.console.server import ASSETS, MAKERS, REFRESH_S
 from heliograph.main import main
@@ -36,12 +36,13 @@ from tests.helpers.nb_tools import sqlite_url
 from tests.helpers.waiting import wait_until
 
 SCRIPT = "<script>alert(1)</script>"
+LIKELY = "likely: it has heard as far, and knows of no gap"
 
 
-def told(db: DbApi, name: str, **fields: object) -> None:
-    """The report of a member, once."""
+def told(db: DbApi, name: str, count: int = 1, **fields: object) -> None:
+    """A report of a member, which would tell the next in an hour."""
     known: dict[str, Any] = {"host": "h", "role": "controller", "release": release(), **fields}
-    report = FleetReport(1, name, "1", 1, 3600.0, **known)
+    report = FleetReport(1, name, "1", count, 3600.0, **known)
     db.tell_report(name, write(report))
 
 
@@ -210,19 +211,24 @@ def test_the_page_of_a_member(db: DbApi, url: str) -> None:
         assert "it has ended" in console.get("/member?key=gone").body
 
 
-def test_copies_of_the_same_at_the_same_revision_are_compared(db: DbApi) -> None:
-    def copy(position: int, digest: str) -> list[CopyReport]:
-        return [CopyReport(position, position, 1, True, ["port"], ["#"], digest=digest)]
+def test_copies_that_stand_still_are_compared(db: DbApi) -> None:
+    comparison, observer = CopyComparison(), fleet.FleetObserver(db)
 
-    told(db, "a", copies=copy(5, "x"))
-    told(db, "b", copies=copy(5, "x"))
-    told(db, "late", copies=copy(4, "y"))
-    told(db, "silent on it", copies=copy(5, ""))
-    verdicts = fleet_pages.compared(fleet.FleetObserver(db).look().members)
-    assert verdicts == {"a": "equal to 1 other", "b": "equal to 1 other", "late": "no other at its revision"}
-    told(db, "wrong", copies=copy(5, "z"))
-    verdicts = fleet_pages.compared(fleet.FleetObserver(db).look().members)
-    assert {name for name, verdict in verdicts.items() if "DIFFERENT" in verdict} == {"a", "b", "wrong"}
+    def verdicts(count: int, **digests: str) -> dict[str, str]:
+        for name, digest in digests.items():
+            newest = 4 if name == "late" else 5
+            told(db, name, count, copies=[CopyReport(count, newest, 1, True, ["port"], ["#"], digest=digest)])
+        return comparison.observe(observer.look().members)
+
+    assert set(verdicts(1, a="x", b="x", late="y", mute="").values()) == {"changing"}
+    assert set(verdicts(3, a="x", b="x", late="y", mute="").values()) == {"changing"}
+    settled = {"a": "same as 1 other", "b": "same as 1 other", "late": "no other to compare"}
+    assert verdicts(4, a="x", b="x", late="y", mute="") == settled
+    assert verdicts(5, a="x", b="x", late="y", mute="", wrong="z") == {**settled, "wrong": "changing"}
+    assert verdicts(8, a="x", b="x", wrong="z") == {
+        **settled, "a": "DIFFERS from 1 other, same as 1", "b": "DIFFERS from 1 other, same as 1",
+        "wrong": "DIFFERS from 2 others, same as 0",
+    }  # fmt: skip
 
 
 def test_the_search_says_who_has_passed_an_object(db: DbApi, url: str) -> None:
@@ -237,7 +243,7 @@ def test_the_search_says_who_has_passed_an_object(db: DbApi, url: str) -> None:
         body = console.get("/search?object=port/p/1").body
         rows = dict(re.findall(r'">([\w ]+)</a></th><td>.*?</td><td><span[^>]*>([^<]*)</span>', body))
         assert rows == {
-            "lacks": "no, not yet", "of much": "not known", "likely": "likely: it has heard as far, and knows of no gap",
+            "lacks": "no, not yet", "of much": "not known", "likely": LIKELY,
             "has": "yes",
         }  # fmt: skip
         assert list(rows) == ["lacks", "of much", "likely", "has"], "worst first"
