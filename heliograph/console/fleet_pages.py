@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from heliograph.console.layout import ConsolePage, absent, section, told
 from heliograph.console.markup import Child, Markup, command, joined, known, link, seconds, state, tag
-from heliograph.console.sources import ConsoleSources
+from heliograph.console.sources import ConsoleSources, RegisteredPublisher
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ DIRECTORY_COLUMNS = (
     Column("name", "Publisher"), Column("address", "Address"), Column("guid", "GUID"),
     Column("renewals", "Renewals", True), Column("unchanged", "Last renewal seen", True),
 )  # fmt: skip
-_RENEWAL_LATE_S = 30.0
 
 
 def controllers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
@@ -132,7 +131,7 @@ def publishers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         rows = [
             RowView([
                 cell(one.entry.name), cell(one.entry.address), cell(one.entry.guid), cell(one.entry.renewals),
-                Cell(_renewed(one.unchanged_s), one.unchanged_s),
+                Cell(_renewed(one), one.unchanged_s),
             ])
             for one in sorted(found.publishers, key=lambda one: (-one.unchanged_s, one.entry.name))
         ]  # fmt: skip
@@ -150,8 +149,8 @@ def publishers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     return ConsolePage("Publishers", parts, filter_form(path, query, _states()))
 
 
-def _renewed(unchanged_s: float) -> Markup:
-    return tag("span", seconds(unchanged_s), " ago", class_="state bad" if unchanged_s > _RENEWAL_LATE_S else None)
+def _renewed(one: RegisteredPublisher) -> Markup:
+    return tag("span", seconds(one.unchanged_s), " ago", class_="state bad" if one.is_late else None)
 
 
 def _sends(member: FleetMember) -> bool:
@@ -176,7 +175,7 @@ def _service(sources: ConsoleSources) -> Markup:
     rows = [
         RowView([cell(title), cell(None, known(sample.value.get(key)))])
         for title, key in (
-            ("Process", "pid"), ("Up for, s", "uptime_s"), ("Publisher", "name"), ("Address", "address"),
+            ("Up for, s", "uptime_s"), ("Publisher", "name"), ("Address", "address"),
             ("Workers", "workers"), ("Streams", "streams"), ("Events", "events"),
             ("Last publish, s ago", "last_publish_s"), ("Backlog, bytes", "backlog_bytes"),
             ("Send failures", "send_failures"),
@@ -233,7 +232,7 @@ def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     shown: list[Child] = [states, why, heard, told(sample)]
     if report is not None:
         facts = {
-            "Role": report.role, "Host": report.host, "Process": report.pid, "Release": report.release,
+            "Role": report.role, "Host": report.host, "Process": str(report.pid), "Release": report.release,
             "Program": report.program_release, "Up for, s": round(report.up_s), "Events received": report.received,
             "Events published": report.published, "Queue": report.lag, "Lost": report.lost,
             "Refused frames": report.refused, "Send failures": report.send_failures,

@@ -26,6 +26,8 @@ NEXT_STEPS = {
     "service": "heliograph publisher-service --config-file /etc/heliograph/heliograph.conf",
 }
 """Source -> the command that brings it onto the page."""
+_START = {"durability": "heliograph durability-service --bus redis://127.0.0.1:6379/0"}
+"""The same for one that is asked and does not answer, where that is another command."""
 OLD_S = 15.0
 """An answer of a source that is older than this is marked."""
 
@@ -53,13 +55,15 @@ def absent(name: str, sample: SourceSample[Any]) -> Markup | None:
     """What stands in the place of numbers that nobody has told; None when there are some."""
     if sample.value is not None:
         return None
+    step = NEXT_STEPS[name]
     if not sample.is_asked:
         reason = f"The console does not know where to ask {sample.told_by}."
     elif sample.problem:
         reason = f"{sample.told_by[:1].upper()}{sample.told_by[1:]} cannot be asked: {sample.problem}."
+        step = _START.get(name, step)
     else:
         return tag("p", f"Asking {sample.told_by} ...", class_="empty")
-    return tag("p", reason, " Next: ", command(NEXT_STEPS[name]), class_="empty")
+    return tag("p", reason, " Next: ", command(step), class_="empty")
 
 
 def section(title: str, *children: Child) -> Markup:

@@ -102,6 +102,12 @@ def _fleet_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
                 f"{counted(len(bad), 'member')} {'is' if len(bad) == 1 else 'are'} {name}: {names}{more}{why}.",
                 f"/controllers?state={name}",
             )
+    for one in found.publishers:
+        if one.is_late:
+            yield ProblemNote(
+                f"Publisher {one.entry.name} has not renewed its entry in the directory for {one.unchanged_s:.0f} s.",
+                "/publishers",
+            )
     if found.outbox:
         count = f"{found.outbox} or more" if found.outbox >= OUTBOX_SHOWN_MAX else str(found.outbox)
         yield ProblemNote(f"{count} changes wait to be published for more than {OUTBOX_AGE_S:.0f} s.", "/publishers")

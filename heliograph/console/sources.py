@@ -78,6 +78,8 @@ class RegisteredPublisher:
     entry: DirectoryEntry
     unchanged_s: float
     """How long the console has seen no renewal."""
+    is_late: bool
+    """Two renewals at least are missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,7 @@ class DatabaseReader:
 
     def read(self) -> DatabaseView:
         """Raises HeliographError."""
+        from nb_api.coordination.lease_config import read_discovery
         from nb_api.core.directory import TABLE, read_entry
         from nb_api.fleet import FleetObserver
 
@@ -115,11 +118,16 @@ class DatabaseReader:
         with contextlib.closing(db.snapshot(tables=[TABLE])) as snapshot:
             found = list(snapshot)
         self._progress.observe({one.key: one.version for one in found}, self._clock())
-        entries = [(one.key, read_entry(one)) for one in found]
+        late_s = 2.5 * read_discovery(db.conf).renew_interval_s
+        publishers = []
+        for one in found:
+            entry, idle_s = read_entry(one), self._progress.idle_s(one.key)
+            if entry is not None:
+                publishers.append(RegisteredPublisher(entry, idle_s, idle_s > late_s))
         outbox = db.unpublished(older_than_s=OUTBOX_AGE_S, limit=OUTBOX_SHOWN_MAX)
         return DatabaseView(
             fleet,
-            [RegisteredPublisher(entry, self._progress.idle_s(key)) for key, entry in entries if entry is not None],
+            publishers,
             self._comparison.observe(fleet.members),
             len(outbox),
         )

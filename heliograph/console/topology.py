@@ -63,7 +63,7 @@ def _ways(found: DatabaseView) -> list[str]:
 
 def _senders(found: DatabaseView) -> list[NodeView]:
     nodes = [
-        NodeView(one.entry.name, one.entry.address, "bad" if one.unchanged_s > 30 else "good", "/publishers")
+        NodeView(one.entry.name, one.entry.address, "bad" if one.is_late else "good", "/publishers")
         for one in sorted(found.publishers, key=lambda one: (-one.unchanged_s, one.entry.name))
     ]
     members = [one for one in found.fleet.members if one.report is not None and one.report.published]

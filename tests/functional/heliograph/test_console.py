@@ -8,6 +8,7 @@ import json
 import pathlib
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -255,6 +256,27 @@ def test_the_search_says_who_has_passed_an_object(db: DbApi, url: str) -> None:
         )
         assert "There is no object port/never" in console.get("/search?object=port/never").body
         assert "The database does not tell" in console.get("/search?object=/").body
+
+
+def test_a_publisher_service_and_its_entry_and_that_it_is_killed(tmp_path: pathlib.Path, db: DbApi, url: str) -> None:
+    file = tmp_path / "heliograph.conf"
+    with tempfile.TemporaryDirectory(prefix="hg-") as place:  # the name of a socket file has at most 107 characters
+        file.write_text(
+            f"[pubsub]\npub_sub_driver = zmq\npublisher_transport = ipc\nenable_df_pub_sub = true\n"
+            f"publisher_multiproc_socket = {place}/publisher\n[zmq]\nipc_path = {place}/bus\n[db]\nurl = {url}\n"
+            "[discovery]\nrenew_interval = 0.1\n"
+        )
+        words = ("--config-file", str(file))
+        with consoles.opened(*words) as console, Command("publisher-service", *words, "--fleet") as service:
+            body = console.wait_shown("/publishers", "Publishers in the directory: 1 row")
+            assert f"ipc://{place}/bus" in body
+            console.wait_shown("/publishers", "Members that publish: 1 row")
+            assert "Backlog, bytes" in console.wait_shown("/publishers", "Told by the publisher service of this host")
+            assert f"ipc://{place}/bus" in console.wait_shown("/topology", "publisher-service")
+            service.process.kill()
+            console.wait_shown("/", "is silent")
+            console.wait_shown("/", "has not renewed its entry in the directory")
+            console.wait_shown("/", "no publisher service answers")
 
 
 # -- what is kept
