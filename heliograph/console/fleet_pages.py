@@ -97,6 +97,8 @@ def _controller_row(member: FleetMember, verdict: str) -> RowView:
     newest = min((copy.newest for copy in report.copies), default=None)
     rates = [rate for rate in (member.received_per_s, member.published_per_s) if rate is not None]
     has_resyncs = report.copies or report.has_bus
+    # What a silent member lacked when it told last says nothing of now.
+    behind = member.behind if report.copies and (member.behind or "silent" not in member.states) else None
     return RowView(
         [
             _name(member),
@@ -106,7 +108,7 @@ def _controller_row(member: FleetMember, verdict: str) -> RowView:
             cell(" ".join(filter(None, (report.release, report.program_release)))),
             cell(position, "no copy" if position is None else str(position)),
             cell(newest, "" if newest is None else str(newest)),
-            cell(member.behind if report.copies else None, None if report.copies else ""),
+            cell(behind, None if report.copies else ""),
             cell(report.lag),
             _rate(sum(rates) if rates else None),
             cell(sum(report.resyncs.values()) if has_resyncs else None, None if has_resyncs else ""),
