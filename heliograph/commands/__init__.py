@@ -29,6 +29,7 @@ _FOLDERS = {
         "pipeline": "run a job on Spark over what was recorded",
     },
     "services": {
+        "console": "serve a page that shows how everything is",
         "durability-service": "keep history for late joiners",
         "fleet": "list processes: who is behind, deaf, silent, old",
         "publisher-service": "publish for all workers of this host",

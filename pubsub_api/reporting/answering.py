@@ -30,11 +30,14 @@ Answer = Callable[[socket.socket, float], None]
 class AnsweringServer(Closeable):
     """Answers on threads of its own.  Takes the listening socket over.  Raises LimitReached when there is no thread."""
 
-    def __init__(self, listener: socket.socket, answer: Answer) -> None:
+    def __init__(
+        self, listener: socket.socket, answer: Answer, *, askers_max: int = ASKERS_MAX, answer_s: float = ANSWER_S
+    ) -> None:
         self._listener = listener
         self._answer = answer
         self._closing = threading.Event()
-        self._places = threading.BoundedSemaphore(ASKERS_MAX)
+        self._places = threading.BoundedSemaphore(askers_max)
+        self._answer_s = answer_s
         self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
         self._log = SeldomLog(LOG)
         listener.setblocking(True)
@@ -78,8 +81,8 @@ class AnsweringServer(Closeable):
         try:
             # Whoever asked and went away, or does not take the answer, is not our problem.
             with sock, contextlib.suppress(OSError):
-                sock.settimeout(ANSWER_S)
-                self._answer(sock, time.monotonic() + ANSWER_S)
+                sock.settimeout(self._answer_s)
+                self._answer(sock, time.monotonic() + self._answer_s)
                 sock.shutdown(socket.SHUT_WR)
         finally:
             self._places.release()

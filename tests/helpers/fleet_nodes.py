@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
-from nb_api import LocalCache, fleet
+from nb_api import LocalCache, NbApi, fleet
 from nb_api.fleet import reporter
 from pubsub_api.testing.child import ChildProcess
-from tests.helpers.nb_tools import open_nb
+from tests.helpers.nb_tools import open_nb, sqlite_url
 
 INTERVAL_S = 0.5
+RIGHT: dict[str, Any] = {"hmac_key": "the right key, long enough to be one", "pub_sub_use_multiproc": False}
+WRONG: dict[str, Any] = {**RIGHT, "hmac_key": "a wrong key, but just as long as it"}
+CROWD, CROWDED_PROCESSES = 47, 4
+UNWELL = {"frozen-0": "silent", "old-0": "old", "deaf-0": "deaf"}
+"""Of fifty controllers: member -> the state that must be seen."""
 
 
 class FleetNode(ChildProcess):
@@ -25,6 +33,46 @@ class FleetNode(ChildProcess):
     def wait_ready(self) -> FleetNode:
         assert self.receive()["ready"]
         return self
+
+
+@contextlib.contextmanager
+def written(nb: NbApi) -> Iterator[None]:
+    """Changes all the time, which those who hear hear."""
+    is_over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not is_over.wait(0.05):
+            number += 1
+            nb.put("port", "p1", number, topic="tenant-1/a")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def fifty_controllers(directory: pathlib.Path) -> Iterator[str]:
+    """Of which one is frozen, one is old, and one is deaf; the URL of their database."""
+    url, bus = sqlite_url(directory), f"zmq://{directory}/bus"
+    with contextlib.ExitStack() as stack:
+        nb = stack.enter_context(open_nb(url, bus, **RIGHT))
+        nb.create("port", "p1", 0, topic="tenant-1/a")
+        sizes = [len(range(number, CROWD, CROWDED_PROCESSES)) for number in range(CROWDED_PROCESSES)]
+        nodes = [FleetNode(url, bus, f"crowd-{n}-", size, **RIGHT) for n, size in enumerate(sizes)]
+        frozen = FleetNode(url, bus, "frozen-", **RIGHT)
+        nodes += [frozen, FleetNode(url, bus, "old-", release="0.0.9", **RIGHT), FleetNode(url, bus, "deaf-", **WRONG)]
+        for node in nodes:
+            stack.enter_context(node)
+        stack.enter_context(written(nb))
+        for node in nodes:
+            node.wait_ready()
+        frozen.stop()
+        yield url
 
 
 def _controllers(url: str, bus: str, prefix: str, count: int, release: str | None, pubsub: dict[str, Any]) -> None:

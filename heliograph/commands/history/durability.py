@@ -105,20 +105,20 @@ def _status(client: DurabilityClient, args: argparse.Namespace, output: Output) 
             ["service", "role", "name-space", "state", "master", "epoch", "samples", "lag", "trouble"],
             [row for service in services for row in _rows(service)],
         )
-    for line in _clashes(services):
+    for line in clashes(services):
         note(line)
     is_complete = all(space.is_complete for service in services for space in service.name_spaces)
-    is_well = is_complete and not any(map(_trouble, services)) and not _clashes(services)
+    is_well = is_complete and not any(map(trouble_of, services)) and not clashes(services)
     return exits.OK if is_well else exits.FAILED
 
 
-def _trouble(service: ServiceStatus) -> list[str]:
+def trouble_of(service: ServiceStatus) -> list[str]:
     """What is wrong with a service, or between it and others."""
     peers = [one for one in service.peers if one.incompatibility or one.is_one_way]
     return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'hears us not'}" for one in peers)]
 
 
-def _clashes(services: Sequence[ServiceStatus]) -> list[str]:
+def clashes(services: Sequence[ServiceStatus]) -> list[str]:
     """What is seen only when the answers of all are held against each other."""
     names = Counter(service.node for service in services)
     found = [f"{count} services are named {name}" for name, count in sorted(names.items()) if count > 1]
@@ -134,7 +134,7 @@ def _clashes(services: Sequence[ServiceStatus]) -> list[str]:
 
 
 def _rows(service: ServiceStatus) -> Iterator[list[str]]:
-    trouble = _trouble(service)
+    trouble = trouble_of(service)
     for space in service.name_spaces:
         yield [
             service.node,

@@ -8,7 +8,7 @@ from typing import Any
 from heliograph import exits, options
 from heliograph.opening import databases
 from heliograph.output import Output
-from pubsub_api.errors import HeliographError
+from pubsub_api.errors import HeliographError, TransportUnavailable
 
 DESCRIPTION = """\
 Ask the publisher service of this host how it is.
@@ -48,7 +48,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Raises InvalidConfig; that nothing answers is a finding."""
     conf = databases.read_service_conf(args)
     problems: list[str] = []
-    service = _ask_service(conf, args.timeout, problems)
+    service: dict[str, Any] | None = None
+    try:
+        service = ask_service(conf, args.timeout)
+    except HeliographError as error:
+        problems.append(str(error))
     database = _look_at_database(conf, service, problems)
     if service is not None and not service["ok"]:
         problems.append("the service says that it is not well")
@@ -69,22 +73,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return exits.FAILED if problems else exits.OK
 
 
-def _ask_service(conf: Any, timeout_s: float, problems: list[str]) -> dict[str, Any] | None:
+def ask_service(conf: Any, timeout_s: float) -> dict[str, Any]:
+    """What the publisher service of this host tells.  Raises TransportUnavailable, HeliographError."""
     from publisher_service import config, health, ownership
 
     config.register(conf)
     group = conf[config.GROUP]
     if group.health == "off":
-        problems.append("[publisher_service] health is off, so nobody can be asked")
-        return None
-    try:
-        if group.health == "http":
-            return health.ask_http(group.health_port, timeout_s=timeout_s)
-        path = ownership.beside(ownership.socket_path(conf), ownership.HEALTH_SUFFIX)
-        return health.ask(path, timeout_s=timeout_s)
-    except HeliographError as error:
-        problems.append(str(error))
-        return None
+        raise TransportUnavailable("[publisher_service] health is off, so nobody can be asked")
+    if group.health == "http":
+        return health.ask_http(group.health_port, timeout_s=timeout_s)
+    path = ownership.beside(ownership.socket_path(conf), ownership.HEALTH_SUFFIX)
+    return health.ask(path, timeout_s=timeout_s)
 
 
 def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[str]) -> dict[str, Any] | None:

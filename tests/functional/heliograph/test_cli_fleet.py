@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +19,12 @@ import pytest
 
 from heliograph import exits
 from heliograph.main import main
-from nb_api import NbApi, fleet
+from nb_api import fleet
 from nb_api.loading import open_db
-from tests.helpers.fleet_nodes import FleetNode
+from tests.helpers.fleet_nodes import RIGHT, UNWELL, WRONG, FleetNode, fifty_controllers, written
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.paths import ROOT
 from tests.helpers.waiting import wait_until
-
-RIGHT: dict[str, Any] = {"hmac_key": "the right key, long enough to be one", "pub_sub_use_multiproc": False}
-WRONG: dict[str, Any] = {**RIGHT, "hmac_key": "a wrong key, but just as long as it"}
-CROWD, CROWDED_PROCESSES = 47, 4
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -51,52 +46,17 @@ def directory() -> Iterator[pathlib.Path]:
         yield pathlib.Path(name)
 
 
-@contextlib.contextmanager
-def written(nb: NbApi) -> Iterator[None]:
-    """Changes all the time, which those who hear hear."""
-    is_over = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not is_over.wait(0.05):
-            number += 1
-            nb.put("port", "p1", number, topic="tenant-1/a")
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
 def test_of_fifty_controllers_the_frozen_the_old_and_the_deaf_one_are_shown(
     directory: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, bus = sqlite_url(directory), f"zmq://{directory}/bus"
-    with contextlib.ExitStack() as stack:
-        nb = stack.enter_context(open_nb(url, bus, **RIGHT))
-        nb.create("port", "p1", 0, topic="tenant-1/a")
-        sizes = [len(range(number, CROWD, CROWDED_PROCESSES)) for number in range(CROWDED_PROCESSES)]
-        nodes = [FleetNode(url, bus, f"crowd-{n}-", size, **RIGHT) for n, size in enumerate(sizes)]
-        frozen = FleetNode(url, bus, "frozen-", **RIGHT)
-        nodes += [frozen, FleetNode(url, bus, "old-", release="0.0.9", **RIGHT)]
-        deaf = FleetNode(url, bus, "deaf-", **WRONG)
-        for node in (*nodes, deaf):
-            stack.enter_context(node)
-        stack.enter_context(written(nb))
-        for node in (*nodes, deaf):
-            node.wait_ready()
-        frozen.stop()
+    with fifty_controllers(directory) as url:
         began = time.monotonic()
-        wanted = {"frozen-0": "silent", "old-0": "old", "deaf-0": "deaf"}
 
         def is_shown(*words: str) -> bool:
             view = shown(capsys, *words, "--db", url)
             bad = states(view)
             # Others may be late at times on a busy machine; in the end they are not.
-            return bad.keys() == wanted.keys() and all(wanted[name] in found for name, found in bad.items())
+            return bad.keys() == UNWELL.keys() and all(UNWELL[name] in found for name, found in bad.items())
 
         wait_until(lambda: is_shown("fleet"), what="fleet to show the three, and no other")
         with capsys.disabled():

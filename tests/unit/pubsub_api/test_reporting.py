@@ -20,7 +20,7 @@ from nb_api import metrics as nb_metrics
 from pubsub_api import metrics, reporting
 from pubsub_api.errors import AddressInUse, Closed, InvalidConfig
 from pubsub_api.reporting.answering import ASKERS_MAX
-from pubsub_api.reporting.endpoint import parse_address
+from pubsub_api.reporting.http import parse_address
 from pubsub_api.runtime.durations import DurationCounter
 from tests.helpers import metric_help, scraping
 from tests.helpers.nb_tools import open_nb, sqlite_url

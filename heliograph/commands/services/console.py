@@ -1,0 +1,54 @@
+"""``heliograph console``: a web page that shows how everything is."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import threading
+
+from heliograph import exits, options
+from heliograph.opening.databases import add_db
+from heliograph.opening.logs import add_log
+from heliograph.opening.targets import VARIABLES, described
+from heliograph.output import Output
+
+DESCRIPTION = """\
+Serve a page on this host that shows what is wrong, which controllers are behind, deaf, silent or old, who publishes to
+whom, groups with their lag and dead letters, durability services and the log.  It changes by itself.
+
+It reads and changes nothing.  It has no password, and so it listens on loopback only: from another host use ssh -L.
+What is not named is not shown: --db for members and publishers, --log for groups and the log, --bus for durability.
+"""
+EXAMPLES = """\
+  heliograph console --db postgresql://127.0.0.1/objects
+  heliograph console --db sqlite:///tmp/objects.db --log sqlite:///var/lib/heliograph/log.db --expect 500
+  heliograph console --config-file /etc/heliograph/heliograph.conf --address 9200
+"""
+DEFAULT_ADDRESS = "127.0.0.1:8890"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address", metavar="[HOST:]PORT", default=DEFAULT_ADDRESS,
+        help="where the page is, on loopback (default: %(default)s); port 0 takes a free one",
+    )  # fmt: skip
+    parser.add_argument("--expect", metavar="N", type=options.positive_int, help="fewer members than N are a problem")
+    options.add_timeout(parser)
+    options.add_session(parser)
+    add_db(parser)
+    add_log(parser)
+    options.add_json(parser, 'one JSON object at the start: {"url": ...}')
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises InvalidConfig, AddressInUse, LimitReached."""
+    from heliograph.console.server import ConsoleServer
+    from heliograph.console.sources import ConsoleSources
+
+    named = {name: getattr(args, name) for name in VARIABLES if getattr(args, name)}
+    with ConsoleSources(args) as sources, ConsoleServer(args.address, sources, target=described(named)) as server:
+        output.result({"url": server.url}, f"the console is at {server.url}; Ctrl-C ends it")
+        output.flush()
+        with contextlib.suppress(KeyboardInterrupt):  # its normal end
+            threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+    return exits.OK

@@ -1,0 +1,103 @@
+"""The frame around every page: headings, the ways to other pages, and who told the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from heliograph.console.markup import Child, Markup, command, joined, seconds, tag, text
+from heliograph.console.sampling import SourceSample
+
+PAGES = {
+    "/": "Overview",
+    "/topology": "Topology",
+    "/controllers": "Controllers",
+    "/publishers": "Publishers",
+    "/subscribers": "Subscribers",
+    "/groups": "Groups",
+    "/durability": "Durability",
+    "/log": "Log",
+    "/search": "Search",
+}
+NEXT_STEPS = {
+    "database": "heliograph console --db sqlite:///var/lib/heliograph/heliograph.db",
+    "log": "heliograph console --log sqlite:///var/lib/heliograph/log.db",
+    "durability": "heliograph console --bus redis://127.0.0.1:6379/0",
+    "service": "heliograph publisher-service --config-file /etc/heliograph/heliograph.conf",
+}
+"""Source -> the command that brings it onto the page."""
+_START = {"durability": "heliograph durability-service --bus redis://127.0.0.1:6379/0"}
+"""The same for one that is asked and does not answer, where that is another command."""
+OLD_S = 15.0
+"""An answer of a source that is older than this is marked."""
+
+
+class ConsolePage(NamedTuple):
+    title: str
+    parts: Mapping[str, Markup]
+    """What changes, by the id of its section."""
+    form: Markup = text("")
+    """What does not: nobody's typing is overwritten."""
+
+
+def told(sample: SourceSample[Any]) -> Markup:
+    """Who has told the numbers beside it, and how long ago."""
+    if sample.value is None:
+        return tag("p", f"{sample.told_by}: nothing was told yet", class_="told")
+    age = joined((f"{sample.told_by}, ", seconds(sample.age_s), " ago"))
+    is_old = bool(sample.problem) or (sample.age_s or 0) > OLD_S
+    return tag(
+        "p", "Told by ", age, "; it does not answer now" if is_old else None, class_="told old" if is_old else "told"
+    )
+
+
+def absent(name: str, sample: SourceSample[Any]) -> Markup | None:
+    """What stands in the place of numbers that nobody has told; None when there are some."""
+    if sample.value is not None:
+        return None
+    step = NEXT_STEPS[name]
+    if not sample.is_asked:
+        reason = f"The console does not know where to ask {sample.told_by}."
+    elif sample.problem:
+        reason = f"{sample.told_by[:1].upper()}{sample.told_by[1:]} cannot be asked: {sample.problem}."
+        step = _START.get(name, step)
+    else:
+        return tag("p", f"Asking {sample.told_by} ...", class_="empty")
+    return tag("p", reason, " Next: ", command(step), class_="empty")
+
+
+def section(title: str, *children: Child) -> Markup:
+    return joined((tag("h2", title), *children))
+
+
+def whole(path: str, page: ConsolePage, target: str, number: int) -> str:
+    """The page as it is sent first."""
+    ways = [
+        tag("li", tag("a", title, href=way, aria_current="page" if way == path else None))
+        for way, title in PAGES.items()
+    ]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{page.title} - Heliograph"),
+        tag("link", rel="icon", href="/assets/icon.svg", type="image/svg+xml"),
+        tag("link", rel="stylesheet", href="/assets/console.css"),
+        tag("script", src="/assets/console.js", defer=True),
+    )
+    header = tag(
+        "header",
+        tag("a", "Go to the content", href="#content", class_="skip"),
+        tag("p", tag("strong", "Heliograph"), " ", target, class_="brand"),
+        tag("p", tag("span", "not live", id="live", role="status", class_="live"), " ",
+            tag("button", "Pause", id="pause", type="button", hidden=True), class_="status"),
+        tag("nav", tag("ul", *ways), aria_label="Pages"),
+    )  # fmt: skip
+    parts = [tag("section", part, id=name) for name, part in page.parts.items()]
+    main = tag("main", tag("h1", page.title), page.form, *parts, id="content")
+    footer = tag(
+        "footer",
+        tag("p", "Read-only. What is not known is called unknown, never 0. Without scripts, load the page again."),
+    )  # fmt: skip
+    body = tag("body", header, main, footer, data_number=number)
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"

@@ -1,0 +1,102 @@
+"""A little HTTP for servers that answer on a socket: one request with one deadline for all of it, and its answer.
+
+`http.server` has no such deadline: who sends a byte now and then holds its thread for ever.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.parse
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pubsub_api.core.errors import AddressInUse, InvalidConfig
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+_REQUEST_BYTES_MAX = 16 * 1024
+_REASONS = {
+    200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+    500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+
+
+class HttpRequest(NamedTuple):
+    """``method`` is empty for what is no HTTP request."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    """By names in lower case."""
+
+
+class Page(NamedTuple):
+    status: int
+    content_type: str
+    body: str
+
+
+NO_REQUEST = Page(400, TEXT, "this is no HTTP request\n")
+READ_ONLY = Page(405, TEXT, "only GET and HEAD\n")
+
+
+def read_request(sock: socket.socket, deadline: float) -> HttpRequest | None:
+    """None when nothing more comes.  ``deadline`` is by the monotonic clock.  Raises OSError."""
+    data = b""
+    while b"\r\n\r\n" not in data and len(data) < _REQUEST_BYTES_MAX:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        received = sock.recv(4096)
+        if not received:
+            return None
+        data += received
+    first, *rest = data.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/"):
+        return HttpRequest("", "", "", {})
+    path, _, query = words[1].partition("?")
+    headers = (line.partition(":") for line in rest)
+    return HttpRequest(
+        words[0], urllib.parse.unquote(path), query, {name.lower(): value.strip() for name, _, value in headers}
+    )
+
+
+def send_page(
+    sock: socket.socket, page: Page, deadline: float, *, is_head: bool = False, headers: Mapping[str, str] | None = None
+) -> None:
+    """Raises OSError."""
+    body = page.body.encode()
+    told = {"Content-Type": page.content_type, "Content-Length": str(len(body)), "Connection": "close"}
+    sock.settimeout(max(deadline - time.monotonic(), 0.001))
+    sock.sendall(head(page.status, {**told, **(headers or {})}) + (b"" if is_head else body))
+
+
+def head(status: int, headers: Mapping[str, str]) -> bytes:
+    """What an answer begins with.  Nothing of it may be stored by who asked."""
+    told = {"Cache-Control": "no-store", **headers}
+    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in told.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def parse_address(address: str, what: str = "metrics") -> tuple[str, int]:
+    """Host and port of ``9100``, ``127.0.0.1:9100`` or ``[::1]:9100``.  Raises InvalidConfig."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65_535 or address.startswith(":"):
+        raise InvalidConfig(f"{address!r} is no address for {what}: write 9100, or 127.0.0.1:9100")
+    return host, int(port)
+
+
+def listen(host: str, port: int, what: str) -> tuple[socket.socket, str]:
+    """A socket that listens there, and its URL; port 0 takes a free one.  Raises AddressInUse."""
+    shown = f"[{host}]" if ":" in host else host
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(f"{what} cannot be told at {shown}:{port}: {error}") from error
+    return listener, f"http://{shown}:{listener.getsockname()[1]}"
