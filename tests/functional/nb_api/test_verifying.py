@@ -8,7 +8,6 @@ import os
 import pathlib
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -487,7 +486,6 @@ def test_what_is_published_at_the_last_moment_is_no_difference(
 
         def arrive() -> None:
             arriving.wait(WAIT_S)
-            time.sleep(0.3)  # on its way
             publisher.publish(waiting)
 
         with synced(nb) as cache, contextlib.closing(open_db(sqlite_url(tmp_path))) as dead:
