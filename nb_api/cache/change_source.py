@@ -27,6 +27,7 @@ LOG = logging.getLogger(__name__)
 NO_BUS = "the bus is away"
 PART_AWAY = "a publisher cannot be reached"
 NO_FEED = "the database could not be read"
+UNAPPLIED = "events were received and wait for a callback"
 REFUSED = "frames were refused that may have told of changes"
 FEED_WAIT_S = 0.2
 """How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
@@ -274,7 +275,9 @@ class BusSource(ChangeSource):
 
     def unheard(self) -> str:
         statistics = self.statistics()
-        return "" if statistics is None else self._unheard(statistics, self._refused)
+        if statistics is None:
+            return ""
+        return self._unheard(statistics, self._refused) or (UNAPPLIED if statistics.lag else "")
 
     def start(self, topics: Sequence[str]) -> None:
         if topics:

@@ -254,6 +254,6 @@ def _selection_key(copy: CopyReport) -> tuple[object, ...]:
 
 
 def _release_order(release: str) -> tuple[int, ...]:
-    """``0.10.1`` comes after ``0.9``.  What follows the numbers is left out."""
-    numbers = re.match(r"[\d.]*", release)
-    return tuple(int(part) for part in (numbers.group() if numbers else "").split(".") if part)
+    """``0.10.1`` comes after ``0.9``.  What follows the numbers, or is no number of a release, is left out."""
+    numbers = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*(?![0-9])", release)
+    return tuple(map(int, numbers.group().split("."))) if numbers else ()

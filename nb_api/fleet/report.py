@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,15 +27,23 @@ FILTERS_MAX = 32
 """Tables and topics of a copy that are told; of a copy of more, nobody can say from outside whether it is behind."""
 PROBLEMS_MAX = 5
 _TEXT_MAX = 200
+NAME_CHARACTERS_MAX = 200
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.05, 3600.0
 _RESYNCS_MAX = 30
+
+# Whoever can write to the database can write a report: numbers that others reckon with are bounded.
+_Revision = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+_Interval = Annotated[float, msgspec.Meta(ge=INTERVAL_S_MIN, le=INTERVAL_S_MAX)]
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 
 class CopyReport(msgspec.Struct, omit_defaults=True):
     """Of a local cache."""
 
-    position: int = 0
+    position: _Revision = 0
     """Everything up to this revision is reflected."""
-    newest: int = 0
+    newest: _Revision = 0
     """The highest revision that it has heard of or read."""
     objects: int = 0
     is_complete: bool = False
@@ -52,12 +60,12 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     """What a member tells of itself.  Numbers that grow are counted since it began."""
 
     format: int
-    name: str
+    name: _Name
     incarnation: str
     """Another one for each process that uses the name, and each time it starts."""
     count: int
     """Rises with every report: how others see that the member lives."""
-    interval_s: float
+    interval_s: _Interval
     """Until the next report."""
     host: str = ""
     pid: int = 0
@@ -66,9 +74,9 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     """Of Heliograph."""
     program_release: str = ""
     """Of the program, if it says."""
-    told_at: float = 0.0
+    told_at: _Seconds = 0.0
     """Seconds since 1970 by the member's clock: information, and nothing is decided by it."""
-    up_s: float = 0.0
+    up_s: _Seconds = 0.0
     copies: list[CopyReport] = []
     copies_left_out: int = 0
     received: int = 0

@@ -21,7 +21,18 @@ from nb_api.cache.local_cache import LocalCache
 from nb_api.coordination.leases import lease_clock
 from nb_api.core.checks import check_name
 from nb_api.db_api import DbApi
-from nb_api.fleet.report import FORMAT, FleetReport, digest_of, mark_of, read, summarise, write
+from nb_api.fleet.report import (
+    FORMAT,
+    INTERVAL_S_MAX,
+    INTERVAL_S_MIN,
+    NAME_CHARACTERS_MAX,
+    FleetReport,
+    digest_of,
+    mark_of,
+    read,
+    summarise,
+    write,
+)
 from pubsub_api.core.leases import LeaseProgress
 from pubsub_api.errors import Forked, HeliographError, UsageError
 from pubsub_api.reporting import ProcessReport
@@ -36,8 +47,6 @@ INTERVAL_S = 1.0
 """Between two reports, while there are few members."""
 REPORTS_PER_S = 200
 """What all members together tell: when there are more of them, each tells less often."""
-INTERVAL_S_MIN, INTERVAL_S_MAX = 0.05, 3600.0
-NAME_CHARACTERS_MAX = 200
 _CLEAN_INTERVAL_S = 3600.0
 """How often a member looks for reports that nobody renews, while there are few members."""
 _CLEAN_MEMBERS = 500
@@ -156,7 +165,7 @@ class FleetReporter(Closeable):
     def _told_interval_s(self) -> float:
         if self._interval_s is not None:
             return self._interval_s
-        return max(INTERVAL_S, self._statistics.members / REPORTS_PER_S)
+        return min(INTERVAL_S_MAX, max(INTERVAL_S, self._statistics.members / REPORTS_PER_S))
 
     def _work(self) -> None:
         data = write(self._make())

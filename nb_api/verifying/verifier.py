@@ -7,7 +7,8 @@
 4. The objects of these buckets, and of some more for the sake of their values, are read and compared one by one.
    Tables of which the copy has a selection by fields are read whole: no database can add those up.
 5. What differs is a *suspect* until the copy has followed the feed beyond the revision, or, on a bus, until a change
-   cannot be on its way any more.  Then the object is read again, and what differs still is a difference.
+   cannot be on its way any more: some time after it was seen to be out of the outbox.  Then the
+   object is read again, and what differs still is a difference.
 """
 
 from __future__ import annotations
@@ -332,16 +333,7 @@ class _Run:
     def finish(self) -> Verification:
         """Wait for what may be on its way, repair what differs still, and say what was found."""
         suspects = self._suspects
-        if suspects:
-            revision = max(suspect.revision for suspect in suspects)
-            self._wait(lambda: all(map(self._is_decided, suspects)), revision, self._verifier.behind_s)
-        unpublished = self._unpublished()
-        doubtful = [
-            suspect
-            for suspect in suspects
-            if not self._is_right(suspect)
-            and (self._is_decided(suspect) or (suspect.table, suspect.key) not in unpublished)
-        ]
+        doubtful = self._wait_for_suspects()
         if doubtful:
             self._verifier.check_settled(has_doubts=True)
             self._check()
@@ -350,11 +342,36 @@ class _Run:
         objects = sum(proof.held.objects for proof in self._proofs)
         return Verification(self._revision, tuple(self._proofs), tuple(differences), objects, self._values, self._late)
 
+    def _wait_for_suspects(self) -> list[Suspect]:
+        """Those that differ although nothing can be on its way: they were out of the outbox for the whole patience.
+
+        What leaves the outbox meanwhile, because a publisher goes on that stood still, gets the patience once more.
+        """
+        doubtful: list[Suspect] = []
+        waiting, unpublished = self._suspects, self._unpublished()
+        while waiting:
+            self._wait_decided(waiting)
+            excused: list[Suspect] = []
+            for one in waiting:
+                is_excused = not self._is_decided(one) and (one.table, one.key) in unpublished
+                if not self._is_right(one):
+                    (excused if is_excused else doubtful).append(one)
+            unpublished = self._unpublished() if excused else set()
+            waiting = [one for one in excused if (one.table, one.key) not in unpublished]
+        return doubtful
+
+    def _wait_decided(self, suspects: Sequence[Suspect]) -> None:
+        revision = max(suspect.revision for suspect in suspects)
+        self._wait(lambda: all(map(self._is_decided, suspects)), revision, self._verifier.behind_s)
+
     def _unpublished(self) -> set[tuple[str, str]]:
         """Objects with a change that no publisher has sent yet, however long that takes: no copy can have it."""
         if self._verifier.behind_s is None or all(map(self._is_decided, self._suspects)):
             return set()
-        return {(change.table, change.key) for change in self._db.unpublished(limit=_UNPUBLISHED_MAX)}
+        found = self._db.unpublished(limit=_UNPUBLISHED_MAX)
+        if len(found) == _UNPUBLISHED_MAX:
+            raise CopyUnsettled("the local cache cannot be verified now, try again later: too much is not published")
+        return {(change.table, change.key) for change in found}
 
     def _suspect(self, suspect: Suspect) -> None:
         if not self._is_right(suspect):

@@ -39,7 +39,11 @@ def refuse_unknown(conf: cfg.ConfigOpts, group: str, options: Collection[cfg.Opt
     """
     known = names_of(options)
     for path in conf.config_file or ():
-        for name in read_names(path).get(group, ()):
-            if not is_known(name, known):
-                near = nearest(name, known)
-                raise InvalidConfig(f"[{group}] {name}, in {path}, is no option{f': is {near} meant?' if near else ''}")
+        unknown = [name for name in read_names(path).get(group, ()) if not is_known(name, known)]
+        if unknown:
+            near = nearest(unknown[0], known)
+            others = f" Neither are {', '.join(unknown[1:])}." if unknown[1:] else ""
+            raise InvalidConfig(
+                f"[{group}] {unknown[0]}, in {path}, is no option{f': is {near} meant?' if near else '.'}{others} "
+                'What became of options of earlier releases: docs/tuning.md, "Options that are gone"'
+            )

@@ -314,6 +314,11 @@ class EtcdClient:
     def _identify(self, connection: EtcdConnection, endpoint: EtcdEndpoint, effort: Effort) -> None:
         """Before anything is written there: a member of another cluster would take it."""
         number = self._read_cluster_id(connection, min(effort.request_deadline(), effort.deadline))
+        if connection.endpoint is None:  # what answers on the next connection may be something else
+            raise DbUnavailable(
+                f"{self.settings.address}: {endpoint} ends a connection after each answer, so its cluster cannot be "
+                "checked. Let the proxy in between keep connections, or name it as the only endpoint"
+            )
         if self.endpoints.cluster_id is None:
             self.endpoints.cluster_id = number
         if number != self.endpoints.cluster_id:

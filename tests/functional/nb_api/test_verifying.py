@@ -15,6 +15,7 @@ import pytest
 
 from nb_api import CacheChange, LocalCache, NbApi, Updated, Verification
 from nb_api.core.differences import CachedObject
+from nb_api.db_api import Change
 from nb_api.errors import CopyUnsettled
 from nb_api.loading import open_db
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
@@ -458,3 +459,48 @@ def test_what_no_publisher_has_sent_is_late_and_no_difference(
             assert found.is_equal
             assert found.late == 1
             assert ("port", "unpublished") not in contents(cache)
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_what_is_published_at_the_last_moment_is_no_difference(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """A publisher that stood still goes on: the change is out of the outbox, and not yet in the copy."""
+    with open_nb(sqlite_url(tmp_path), memory_bus(), cache={"verify_interval": 0.0}) as nb:
+        fill(nb)
+        unpublished = nb.db.unpublished
+        seen: list[int] = []
+        arriving = threading.Event()
+
+        def looked(**asked: Any) -> list[Change]:
+            if asked.get("older_than_s"):
+                return []  # the sweeper is the publisher that stands still
+            found = unpublished(**asked)
+            seen.append(len(found))
+            if len(seen) != looks:
+                return found
+            nb.db.mark_published([change.revision for change in found])
+            cache._verifier.behind_s = WAIT_S
+            arriving.set()
+            return []
+
+        def arrive() -> None:
+            arriving.wait(WAIT_S)
+            publisher.publish(waiting)
+
+        with synced(nb) as cache, contextlib.closing(open_db(sqlite_url(tmp_path))) as dead:
+            publisher = nb.publisher
+            assert publisher is not None
+            dead.create("port", "late", 1, topic=TOPIC)
+            waiting = unpublished()
+            monkeypatch.setattr(nb.db, "unpublished", looked)
+            travel = threading.Thread(target=arrive)
+            travel.start()
+            try:
+                found = verify(cache)
+            finally:
+                arriving.set()
+                travel.join()
+            assert found.is_equal, found.differences
+            assert found.late == 1
+            cache.wait_version("port", "late", waiting[0].revision, timeout_s=WAIT_S)

@@ -59,6 +59,25 @@ class TestReports:
     def test_a_report_of_another_format_is_none(self) -> None:
         assert read(write(msgspec.structs.replace(report(), format=FORMAT + 1))) is None
 
+    @pytest.mark.parametrize(
+        "forged",
+        [
+            {"interval_s": float("nan")}, {"interval_s": float("inf")}, {"interval_s": 1e300}, {"interval_s": -1.0},
+            {"told_at": float("nan")}, {"up_s": float("inf")}, {"name": "n" * 10_000},
+            {"copies": [{"newest": -5}]}, {"copies": [{"newest": 2**63}]}, {"copies": [{"position": 2**64 - 1}]},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_a_forged_report_is_none(self, forged: dict[str, Any]) -> None:
+        assert read(msgspec.msgpack.encode(msgspec.to_builtins(report()) | forged)) is None
+
+    @pytest.mark.parametrize("release", ["9" * 5000, "0." * 3000, "\N{SUPERSCRIPT TWO}", "...", "1..2"])
+    def test_a_forged_release_stops_nobody(self, release: str) -> None:
+        found = {
+            one.name: one.states for one in Watch(own_release="1.0").see(report("forged", release=release), report())
+        }
+        assert found["m"] == ("ok",)
+
     def test_a_report_is_bounded_and_says_that_it_was_cut(self) -> None:
         filters = [f"{number:04}" + "t" * 250 for number in range(32)]
         large = report(copies=[copy(1, topics=filters) for _ in range(8)])

@@ -195,7 +195,11 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
     ("text", "reason"),
     [
         ("max_idel_time = 3\n", r"\[pubsub\] max_idel_time, in .*, is no option: is max_idle_time meant\?"),
-        ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option$"),
+        ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option\. What became of"),
+        (
+            "clock_skew_max = 5\nhello_rate_max = 1\n",
+            r"clock_skew_max, in .*, .* Neither are hello_rate_max\. .*tuning\.md, \"Options that are gone\"",
+        ),
         ("[memory]\nnames = x\n", r"\[memory\] names, in .*, is no option: is name meant"),
     ],
 )

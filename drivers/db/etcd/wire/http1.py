@@ -195,6 +195,7 @@ class HttpConnection(EtcdConnection):
             chunks = []
             while chunk := self._chunk(deadline):
                 chunks.append(chunk)
+                check_time(deadline)
             body = b"".join(chunks)
         elif answer.length is None:
             raise ValueError("the answer does not say how long it is")
@@ -248,6 +249,12 @@ class HttpConnection(EtcdConnection):
         chunk = self._exactly(self._chunk_size + 2, deadline)[:-2]
         self._chunk_size = None
         return chunk
+
+
+def check_time(deadline: float) -> None:
+    """A server that never stops to talk is read from at any time.  Raises TimeoutError."""
+    if time.monotonic() > deadline:
+        raise TimeoutError("no answer in time")
 
 
 def _left(deadline: float) -> float:

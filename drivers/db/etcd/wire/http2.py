@@ -20,12 +20,13 @@ import msgspec
 
 from heliograph_drivers.db.etcd.config import EtcdEndpoint
 from heliograph_drivers.db.etcd.wire.hpack import read_headers
-from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection
+from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection, check_time
 from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
 
 ALPN = "h2"
-MESSAGE_BYTES_MAX = 48 * 1024
-"""A server has room for 64 KiB that it has not read; what is larger takes the other way."""
+MESSAGE_BYTES_MAX = 47 * 1024
+"""A server has room for 64 KiB that it has not read, and says that it has read some when that is a quarter of it.  So
+there is room for three quarters at any time; what is larger takes the other way."""
 
 _METHODS = {
     "kv/txn": "/etcdserverpb.KV/Txn",
@@ -47,6 +48,11 @@ _STREAM_MAX = 2**31 - 3
 _PREFIX_BYTES = 5
 """Before a message: whether it is compressed, and its length."""
 _BLOCKS_MAX = 32
+_ANSWER_BYTES_MAX = 256 * 1024 * 1024
+"""A transaction answers with some 40 objects at most, none of which may be larger than a request."""
+_HEADERS_BYTES_MAX = 64 * 1024
+_ASIDE_BYTES_MAX = 64 * 1024
+"""What a server may say to an idle connection, and what it is to be told of with the next call."""
 _PING_PAUSE_S = 0.1
 """Pings are answered with the next call, and no more often: a server sends one with each answer, to measure."""
 
@@ -115,6 +121,7 @@ class GrpcConnection(EtcdConnection):
         self._is_last |= self._stream >= _STREAM_MAX
         message = b"\0%b%b" % (len(body).to_bytes(4, "big"), body)
         while self._room < len(message):
+            check_time(deadline)
             self._heard(*self._read_frame(deadline))
         self._room -= len(message)
         if self._ping and time.monotonic() - self._ping_answered_at > _PING_PAUSE_S:
@@ -138,9 +145,14 @@ class GrpcConnection(EtcdConnection):
 
     def is_usable(self) -> bool:
         """Reads what the server has said meanwhile: it looks whether we are there, or it is about to stop."""
+        heard_bytes = 0
         try:
             while self._socket is not None and not self._is_last and self._is_readable():
+                before = len(self._raw)
                 self._receive(0.0)
+                heard_bytes += len(self._raw) - before
+                if heard_bytes > _ASIDE_BYTES_MAX:
+                    return False
                 while self._has_frame():
                     self._heard(*self._read_frame(0.0))
         except (OSError, ValueError):
@@ -164,8 +176,10 @@ class GrpcConnection(EtcdConnection):
 
     def _read_answer(self, deadline: float) -> EtcdAnswer:
         headers: dict[str, str] = {}
-        body = b""
+        header_bytes = 0
+        body = bytearray()
         while True:
+            check_time(deadline)
             kind, flags, stream, payload = self._read_frame(deadline)
             if stream != self._stream:
                 self._heard(kind, flags, stream, payload)
@@ -173,11 +187,14 @@ class GrpcConnection(EtcdConnection):
             if kind == _DATA:
                 body += payload
             elif kind == _HEADERS:
+                header_bytes += len(payload)
                 headers |= self._read_block(flags, payload)
             elif kind == _RST_STREAM:
                 raise ConnectionResetError(f"the server has given up the call, code {int.from_bytes(payload, 'big')}")
+            if len(body) > _ANSWER_BYTES_MAX or header_bytes > _HEADERS_BYTES_MAX:
+                raise ValueError("the answer is too large")
             if flags & _END_STREAM and kind in (_DATA, _HEADERS):
-                return _as_answer(headers, body)
+                return _as_answer(headers, bytes(body))
 
     def _read_block(self, flags: int, block: bytes) -> dict[str, str]:
         if not flags & _END_HEADERS:
@@ -215,6 +232,8 @@ class GrpcConnection(EtcdConnection):
         """Of what is not about the present call."""
         if kind == _SETTINGS and not flags & _ACK:
             self._waiting += _frame(_SETTINGS, _ACK, 0, b"")
+            if len(self._waiting) > _ASIDE_BYTES_MAX:
+                raise ValueError("the server changes its settings all the time")
             for setting, value in struct.iter_unpack(">HI", payload[: len(payload) // 6 * 6]):
                 if setting == _WINDOW_SIZE:
                     self._stream_room = value

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import http
+import http.server
+import threading
+
 import pytest
 
 from heliograph_drivers.db.etcd import endpoints
 from heliograph_drivers.db.etcd.config import EtcdEndpoint
 from heliograph_drivers.db.etcd.endpoints import Endpoints, judge_clusters
+from nb_api.errors import DbUnavailable
+from nb_api.loading import open_db
 from pubsub_api.errors import InvalidConfig
 
 A, B, C = (EtcdEndpoint(host, 2379) for host in "abc")
@@ -74,3 +80,31 @@ def test_a_cluster_that_is_believed(found: dict[EtcdEndpoint, int], known: int |
 def test_clusters_that_are_refused(found: dict[EtcdEndpoint, int], known: int | None) -> None:
     with pytest.raises(InvalidConfig, match=r"\[db\] url"):
         judge_clusters(found, known, 3)
+
+
+class _Hasty(http.server.BaseHTTPRequestHandler):
+    """A gateway behind a proxy that ends the connection after each answer."""
+
+    def do_POST(self) -> None:
+        body = b'{"header": {"cluster_id": "7", "revision": "1"}, "version": "3.5.9"}'
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(http.HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def test_several_endpoints_that_end_each_connection_say_what_to_do() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hasty) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            port = server.server_address[1]
+            with pytest.raises(DbUnavailable, match="ends a connection after each answer"):
+                open_db(f"etcd://127.0.0.1:{port},localhost:{port}/objects")
+        finally:
+            server.shutdown()
+            serving.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -13,7 +14,7 @@ import pytest
 
 from heliograph_drivers.db.etcd.config import EtcdEndpoint
 from heliograph_drivers.db.etcd.wire.hpack import read_headers
-from heliograph_drivers.db.etcd.wire.http2 import GrpcConnection, NotGrpc
+from heliograph_drivers.db.etcd.wire.http2 import MESSAGE_BYTES_MAX, GrpcConnection, NotGrpc
 from heliograph_drivers.db.etcd.wire.messages import Txn
 from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
 from tests.helpers.waiting import wait_until
@@ -156,6 +157,58 @@ def test_a_large_call_waits_for_room(server: Server) -> None:
     assert server.call(answer(1, b"one"), body=body) == (200, b"one")
     room = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 40_000))
     assert server.call(room, answer(3, b"two"), body=body) == (200, b"two")
+
+
+def test_a_call_waits_for_no_room_that_a_server_does_not_tell_of() -> None:
+    """A server that has read less than a quarter of its room does not say so: the rest is all that can be hoped for."""
+    server = Server(frame(SETTINGS, 0, 0))
+    server.connect()
+    try:
+        assert server.call(answer(1, b"one"), body=b"x" * (65_535 // 4 - 1 - 5)) == (200, b"one")
+        assert server.call(answer(3, b"two"), body=b"x" * MESSAGE_BYTES_MAX) == (200, b"two")
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def talking(server: Server, words: bytes) -> Iterator[None]:
+    """The server says it again and again, until the connection is closed."""
+
+    def talk() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                server.socket.sendall(words)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.connection.close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        frame(PING, 0, 0, b"pingping") * 1000, frame(SETTINGS, 0, 0) * 1000, frame(DATA, 0, 1, b"x" * 16_000) * 8,
+        frame(DATA, 0, 7, b"x" * 16_000) * 8, frame(HEADERS, END_HEADERS, 1, literal("a", "v" * 100)) * 100,
+    ],
+    ids=["ping", "settings", "data", "another-call", "headers"],
+)  # fmt: skip
+def test_a_server_that_never_stops_to_talk_ends_the_call(words: bytes) -> None:
+    server = Server(frame(SETTINGS, 0, 0))
+    server.connect()
+    try:
+        with talking(server, words), pytest.raises((TimeoutError, ValueError)):
+            server.connection.send("kv/txn", b"asked", "", time.monotonic() + 0.5)
+    finally:
+        server.close()
+
+
+def test_an_idle_connection_that_never_stops_to_talk_is_not_used(server: Server) -> None:
+    with talking(server, frame(PING, 0, 0, b"pingping") * 1000):
+        wait_until(lambda: not server.connection.is_usable(), PATIENCE_S, "that it is given up")
 
 
 @pytest.mark.parametrize(
