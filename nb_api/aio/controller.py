@@ -11,9 +11,11 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
+from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
@@ -61,7 +63,7 @@ class AsyncController:
 
     def __init__(
         self,
-        cache: AsyncLocalCache,
+        cache: AsyncLocalCache | CacheView[Any],
         reconcile: AsyncReconcile,
         *,
         workers: int = 4,
@@ -75,19 +77,22 @@ class AsyncController:
         timeout_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and what
-        `Controller` raises."""
+        """Begins at once and returns at once.  ``cache`` may be a table with its class, ``cache.blocking.table(Port)``.
+
+        Raises UsageError, also when no loop is running, and what `Controller` raises.
+        """
+        view = cache.blocking if isinstance(cache, AsyncLocalCache) else cache
         check_arguments(reconcile, workers, tables)
         if _is_plain(reconcile):
             raise UsageError("reconcile is no coroutine function: use nb_api.Controller")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"a run takes time: timeout_s is more than 0, not {timeout_s!r}")
-        owner_map = owner_map_of(cache.blocking, tables, owners)
+        owner_map = owner_map_of(view, tables, owners)
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
-        self._cache = cache
+        self._cache = cache if isinstance(cache, AsyncLocalCache) else AsyncLocalCache.over(cache.cache)
         self._reconcile = reconcile
         self._workers = workers
         self._name = name
@@ -100,10 +105,10 @@ class AsyncController:
         self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            cache.blocking, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
+            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
             election=None if election is None else election.blocking, clock=clock,
         )  # fmt: skip
-        self._follower = CacheFollower(cache.blocking, owner_map, self._work, name=name)
+        self._follower = CacheFollower(view.cache, owner_map, self._work, name=name)
         forking.register(self)
         self._follower.start()
 

@@ -16,7 +16,7 @@ from nb_api.controller.core.owners import OwnerMap
 from nb_api.controller.work import Work, text_of
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import CacheChange, Deleted, Resynced
-from nb_api.errors import ObjectNotFound
+from nb_api.errors import ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -154,6 +154,10 @@ class CacheFollower:
         try:
             keys = self._owners.put(table, key, get)
         except BaseException as error:  # noqa: BLE001  a function of the program: counted, logged, called again
+            if isinstance(error, ValueMismatch) and (error.table, error.key) == (table, key):
+                # Counted and logged where it was read.  It cannot be read in another way before it changes.
+                self._unmapped.discard((table, key))
+                return self._owners.owners_before(table, key)
             self._work.mapping_errors += 1
             if not self._unmapped:
                 self._backoff.reset()

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from nb_api import (
-    AsyncController,
     Controller,
     Created,
     Deleted,
@@ -24,6 +23,7 @@ from nb_api import (
     Request,
     Resynced,
     Updated,
+    aio,
 )
 from nb_api.errors import InvalidObject, ObjectExists, ObjectNotFound, ValueMismatch, VersionConflict
 from nb_api.models import Mismatched, Model, stored_in, table_of
@@ -388,6 +388,26 @@ def test_a_controller_gets_instances(nb: NbApi, cache: LocalCache) -> None:
         Controller(ports, reconcile, tables=["net"])
 
 
+def test_an_object_that_does_not_fit_has_no_owners_and_stops_nothing(nb: NbApi) -> None:
+    class Binding(Model, table="binding"):
+        port: str
+
+    runs: list[str] = []
+    nb.create("binding", "b1", {"port": 7}, topic=TOPIC)
+    with LocalCache(nb, tables=["port", "binding"]) as cache:
+        owners = {"binding": cache.table(Binding).adapted(lambda found: [("port", found.value.port)])}
+        with Controller(
+            cache.table(Port), lambda request: runs.append(request.key), owners=owners, interval_min_s=0.0
+        ) as controller:
+            controller.wait_idle(timeout_s=WAIT_S)
+            assert (runs, controller.statistics().unmapped, cache.statistics().mismatches) == ([], 0, 1)
+            nb.put("binding", "b1", {"port": "p1"}, topic=TOPIC)
+            wait_until(lambda: runs == ["p1"])
+            nb.put("binding", "b1", {"port": 8}, topic=TOPIC)  # those that it had are concerned
+            wait_until(lambda: runs == ["p1", "p1"])
+            controller.wait_idle(timeout_s=WAIT_S)
+
+
 def test_owners_of_instances_and_asyncio(nb: NbApi) -> None:
     class Binding(Model, table="binding"):
         port: str
@@ -395,13 +415,13 @@ def test_owners_of_instances_and_asyncio(nb: NbApi) -> None:
     async def main() -> None:
         runs: list[str] = []
 
-        async def reconcile(request: Request[Port]) -> None:
+        async def reconcile(request: aio.Request) -> None:
             assert request.object is None or isinstance(request.object.value, Port)
             runs.append(request.key)
 
         with LocalCache(nb, tables=["port", "binding"]) as cache:
             owners = {"binding": cache.table(Binding).adapted(lambda found: [("port", found.value.port)])}
-            async with AsyncController(cache.table(Port), reconcile, owners=owners, interval_min_s=0.0) as controller:
+            async with aio.Controller(cache.table(Port), reconcile, owners=owners, interval_min_s=0.0) as controller:
                 nb.table(Port).create("p1", Port("n1"), topic=TOPIC)
                 while runs != ["p1"]:
                     await asyncio.sleep(0)
