@@ -30,6 +30,8 @@ _PATIENCE_S = 0.2
 """How long the thread waits for changes before it looks whether it is to end: `close` waits as long."""
 _SYNC_PATIENCE_S = 0.02
 """The same until the copy is complete."""
+_JUMP_PATIENCE_S = 0.002
+"""The same while owners are to be asked for again, and a test moves the time."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 _TROUBLE_PAUSE_S = 0.2
 """Between two attempts to follow changes that fail: `close` waits as long."""
@@ -49,7 +51,6 @@ class CacheFollower:
         self._unmapped: set[tuple[str, str]] = set()
         """Objects whose owners could not be told."""
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
-        self._retry_at = 0.0
         self._has_begun = False
         self._log_mapping = SeldomLog(LOG)
         self._log_trouble = SeldomLog(LOG)
@@ -90,6 +91,8 @@ class CacheFollower:
     def _follow(self, told: Subscription) -> None:
         """Take what has come, or wait for it a moment."""
         patience_s = _PATIENCE_S if self._has_begun else _SYNC_PATIENCE_S
+        if self._unmapped and self._work.time_may_jump:
+            patience_s = _JUMP_PATIENCE_S
         if unsure := self._work.take_unsure():
             self._confirm(told, unsure)
         if told.wait(timeout_s=patience_s):
@@ -161,7 +164,7 @@ class CacheFollower:
             self._work.mapping_errors += 1
             if not self._unmapped:
                 self._backoff.reset()
-                self._retry_at = self._work.now() + self._backoff.next_s()
+                self._work.map_again_at = self._work.now() + self._backoff.next_s()
             self._unmapped.add((table, key))
             self._log_mapping(
                 "Controller %s: the owners of %s cannot be told: %s: %s. It will be tried again.",
@@ -174,7 +177,7 @@ class CacheFollower:
         return keys
 
     def _map_again(self) -> None:
-        if not self._unmapped or self._work.now() < self._retry_at:
+        if not self._unmapped or self._work.now() < self._work.map_again_at:
             return
         for table, key in list(self._unmapped):
             try:
@@ -185,4 +188,4 @@ class CacheFollower:
             else:
                 keys = self._map(table, key, lambda found=found: found)  # type: ignore[misc]
             self._work.put(keys, unmapped=len(self._unmapped))
-        self._retry_at = self._work.now() + self._backoff.next_s()
+        self._work.map_again_at = self._work.now() + self._backoff.next_s()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import random
 import sys
 import threading
@@ -97,6 +98,8 @@ class Work:
         self.is_taking = False
         """Changes were taken, and are not put yet.  Set by the follower, which calls `tell_idle` after it."""
         self.unmapped = 0
+        self.map_again_at = 0.0
+        """When the follower asks again for owners, if any are unmapped.  Set by the follower."""
         self.mapping_errors = 0
         self.complete_readings = 0
         self._times = _Times()
@@ -108,6 +111,11 @@ class Work:
     def now(self) -> float:
         """The time that all pauses are counted in, in seconds."""
         return self._clock.now()
+
+    @property
+    def time_may_jump(self) -> bool:
+        """A test moves it."""
+        return not isinstance(self._clock, MonotonicClock)
 
     # -- what is wanted
 
@@ -182,7 +190,12 @@ class Work:
             return taken
 
     def next_in_s(self) -> float:
-        """How long there is nothing to do, unless `wake` is called."""
+        """How long there is nothing to do, for workers and for the follower."""
+        mapping_s = self.map_again_at - self.now() if self.unmapped else math.inf
+        return min(self.next_run_in_s(), mapping_s)
+
+    def next_run_in_s(self) -> float:
+        """How long there is nothing to do for workers, unless `wake` is called."""
         now = self.now()
         with self.lock:
             next_s = self._queue.next_at(now) - now
