@@ -62,6 +62,9 @@ class Work:
     `lock`, which may be acquired again by the thread that has it.
     """
 
+    map_again_at = 0.0
+    """When the follower asks again for owners, if any are unmapped.  Set by the follower."""
+
     def __init__(
         self,
         view: CacheView[Any],
@@ -101,8 +104,6 @@ class Work:
         self.is_taking = False
         """Changes were taken, and are not put yet.  Set by the follower, which calls `tell_idle` after it."""
         self.unmapped = 0
-        self.map_again_at = 0.0
-        """When the follower asks again for owners, if any are unmapped.  Set by the follower."""
         self.mapping_errors = 0
         self.complete_readings = 0
         self._times = _Times()
