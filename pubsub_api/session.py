@@ -200,7 +200,7 @@ class Session(Closeable):
         """
         self._check_open()
         _check_callable(on_event=on_event, on_events=on_events)
-        if "/" in name or not name:
+        if not isinstance(name, str) or "/" in name or not name:
             raise UsageError(f"a group has a name without /, not {name!r}")
         topics = [f"{SHARED if ordered else QUEUE}/{name}/{topic_filter}"]
         scheme = scheme_of(topics)

@@ -81,6 +81,14 @@ MAKERS: Mapping[str, MakePage] = {
 }
 
 
+class _KeptPage:
+    """A page that is made once for all that ask for it at the same time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.page: ConsolePage | None = None
+
+
 class ConsoleServer(Closeable):
     """Answers until it is closed.  ``sources`` are the caller's, who closes them afterwards.
 
@@ -99,7 +107,7 @@ class ConsoleServer(Closeable):
         folder = importlib.resources.files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_text() for name in ASSETS}
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], ConsolePage] = {}
+        self._kept: dict[tuple[str, str], _KeptPage] = {}
         self._kept_at = (-1, 0)
         """The answers that they were made from, and about when: they show ages."""
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
@@ -164,11 +172,12 @@ class ConsoleServer(Closeable):
         with self._lock:
             if moment != self._kept_at or len(self._kept) >= _KEPT_MAX:
                 self._kept, self._kept_at = {}, moment
-            found = self._kept.get((path, query))
-            if found is None:
+            kept = self._kept.setdefault((path, query), _KeptPage())
+        with kept.lock:  # of this page only: a search may have to wait for the database
+            if kept.page is None:
                 self.pages_made += 1
-                found = self._kept[path, query] = MAKERS[path](self._sources, path, parse_query(query))
-            return found
+                kept.page = MAKERS[path](self._sources, path, parse_query(query))
+            return kept.page
 
     # -- streams
 

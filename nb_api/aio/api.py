@@ -156,6 +156,7 @@ class AsyncTransaction:
         return self._transaction.versions
 
     async def __aenter__(self) -> AsyncTransaction:
+        self._transaction.__enter__()
         return self
 
     async def __aexit__(
@@ -163,6 +164,8 @@ class AsyncTransaction:
     ) -> None:
         if kind is None:
             await self._calls.run(self._transaction.__exit__, None, None, None)
+        else:
+            self._transaction.__exit__(kind, error, trace)
 
 
 class Opening:

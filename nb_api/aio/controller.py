@@ -219,7 +219,7 @@ class AsyncController:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wait_s = self._work.next_in_s() if len(self._tasks) < self._workers else math.inf
+        wait_s = self._work.next_run_in_s() if len(self._tasks) < self._workers else math.inf
         if wait_s < math.inf:
             self._timer = self._loop.call_later(max(wait_s, 0.0), self._begin_runs)
 

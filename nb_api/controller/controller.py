@@ -206,7 +206,7 @@ class Controller(Closeable):
         with self._changed:
             while not work.is_stopping:
                 taken = work.pick()
-                wait_s = work.next_in_s()
+                wait_s = work.next_run_in_s()
                 if taken is not None:
                     if self._idle_workers and time.monotonic() + wait_s < self._kept_until:
                         self._changed.notify()  # another takes what is next, or sees to it that it is taken in time

@@ -16,7 +16,7 @@ from nb_api.controller.core.owners import OwnerMap
 from nb_api.controller.work import Work, text_of
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import CacheChange, Deleted, Resynced
-from nb_api.errors import ObjectNotFound
+from nb_api.errors import ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -30,6 +30,8 @@ _PATIENCE_S = 0.2
 """How long the thread waits for changes before it looks whether it is to end: `close` waits as long."""
 _SYNC_PATIENCE_S = 0.02
 """The same until the copy is complete."""
+_JUMP_PATIENCE_S = 0.002
+"""The same while owners are to be asked for again, and a test moves the time."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 _TROUBLE_PAUSE_S = 0.2
 """Between two attempts to follow changes that fail: `close` waits as long."""
@@ -49,7 +51,6 @@ class CacheFollower:
         self._unmapped: set[tuple[str, str]] = set()
         """Objects whose owners could not be told."""
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
-        self._retry_at = 0.0
         self._has_begun = False
         self._log_mapping = SeldomLog(LOG)
         self._log_trouble = SeldomLog(LOG)
@@ -70,7 +71,7 @@ class CacheFollower:
 
     def _follow_all(self) -> None:
         with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:
-            self._work.untold = lambda: told.untold
+            self._work.following.untold = lambda: told.untold
             while not self._work.is_stopping and not self._cache.is_closed:
                 try:
                     if self._work.must_read_all:
@@ -90,18 +91,20 @@ class CacheFollower:
     def _follow(self, told: Subscription) -> None:
         """Take what has come, or wait for it a moment."""
         patience_s = _PATIENCE_S if self._has_begun else _SYNC_PATIENCE_S
+        if self._unmapped and self._work.time_may_jump:
+            patience_s = _JUMP_PATIENCE_S
         if unsure := self._work.take_unsure():
             self._confirm(told, unsure)
         if told.wait(timeout_s=patience_s):
-            self._work.is_taking = True
+            self._work.following.is_taking = True
             try:
                 self._take(list(itertools.islice(told.changes(timeout_s=0), _PORTION)))
             finally:
-                self._work.is_taking = False
+                self._work.following.is_taking = False
             self._work.tell_idle()
         if not self._has_begun and told.is_synced and not told.untold:  # in this order: what is told later is news
             self._has_begun = True
-            self._work.complete_readings += 1
+            self._work.following.complete_readings += 1
             self._work.begin()
         self._work.note_token()
         self._map_again()
@@ -145,7 +148,7 @@ class CacheFollower:
         for table, key in gone:
             self._unmapped.discard((table, key))
             self._work.put(self._owners.remove(table, key), is_bulk=True)
-        self._work.complete_readings += 1
+        self._work.following.complete_readings += 1
 
     # -- owners
 
@@ -154,10 +157,14 @@ class CacheFollower:
         try:
             keys = self._owners.put(table, key, get)
         except BaseException as error:  # noqa: BLE001  a function of the program: counted, logged, called again
-            self._work.mapping_errors += 1
+            if isinstance(error, ValueMismatch) and (error.table, error.key) == (table, key):
+                # Counted and logged where it was read.  It cannot be read in another way before it changes.
+                self._unmapped.discard((table, key))
+                return self._owners.owners_before(table, key)
+            self._work.following.mapping_errors += 1
             if not self._unmapped:
                 self._backoff.reset()
-                self._retry_at = self._work.now() + self._backoff.next_s()
+                self._work.following.map_again_at = self._work.now() + self._backoff.next_s()
             self._unmapped.add((table, key))
             self._log_mapping(
                 "Controller %s: the owners of %s cannot be told: %s: %s. It will be tried again.",
@@ -170,7 +177,7 @@ class CacheFollower:
         return keys
 
     def _map_again(self) -> None:
-        if not self._unmapped or self._work.now() < self._retry_at:
+        if not self._unmapped or self._work.now() < self._work.following.map_again_at:
             return
         for table, key in list(self._unmapped):
             try:
@@ -181,4 +188,4 @@ class CacheFollower:
             else:
                 keys = self._map(table, key, lambda found=found: found)  # type: ignore[misc]
             self._work.put(keys, unmapped=len(self._unmapped))
-        self._retry_at = self._work.now() + self._backoff.next_s()
+        self._work.following.map_again_at = self._work.now() + self._backoff.next_s()

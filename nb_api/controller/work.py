@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import random
 import sys
 import threading
@@ -54,6 +55,22 @@ class _Times:
         self.run_max_s = max(self.run_max_s, seconds)
 
 
+@dataclasses.dataclass
+class FollowerState:
+    """How far the follower of the copy is.  Set by the follower."""
+
+    untold: Callable[[], int] = lambda: 0
+    """How many changes of the copy it has not taken."""
+    is_taking: bool = False
+    """Changes were taken, and are not put yet; `Work.tell_idle` is called after it."""
+    unmapped: int = 0
+    """Objects whose owners are not known."""
+    map_again_at: float = 0.0
+    """When it asks again for these."""
+    mapping_errors: int = 0
+    complete_readings: int = 0
+
+
 class Work:
     """Every method may be called from any thread.
 
@@ -95,13 +112,7 @@ class Work:
         self._running: dict[Key, float] = {}
         """When each run began."""
         self.is_stopping = False
-        self.untold: Callable[[], int] = lambda: 0
-        """How many changes of the copy its follower has not taken.  Set by the follower."""
-        self.is_taking = False
-        """Changes were taken, and are not put yet.  Set by the follower, which calls `tell_idle` after it."""
-        self.unmapped = 0
-        self.mapping_errors = 0
-        self.complete_readings = 0
+        self.following = FollowerState()
         self._times = _Times()
         self._log_failure = SeldomLog(LOG)
         self._log_hanging = SeldomLog(LOG)
@@ -111,6 +122,11 @@ class Work:
     def now(self) -> float:
         """The time that all pauses are counted in, in seconds."""
         return self._clock.now()
+
+    @property
+    def time_may_jump(self) -> bool:
+        """A test moves it."""
+        return not isinstance(self._clock, MonotonicClock)
 
     # -- what is wanted
 
@@ -139,7 +155,7 @@ class Work:
             if count:
                 self._wake(count)
             if unmapped is not None:
-                self.unmapped = unmapped
+                self.following.unmapped = unmapped
             self.tell_idle()
 
     def put_after(self, key: Key, after_s: float) -> None:
@@ -185,7 +201,12 @@ class Work:
             return taken
 
     def next_in_s(self) -> float:
-        """How long there is nothing to do, unless `wake` is called."""
+        """How long there is nothing to do, for workers and for the follower."""
+        mapping_s = self.following.map_again_at - self.now() if self.following.unmapped else math.inf
+        return min(self.next_run_in_s(), mapping_s)
+
+    def next_run_in_s(self) -> float:
+        """How long there is nothing to do for workers, unless `wake` is called."""
         now = self.now()
         with self.lock:
             next_s = self._queue.next_at(now) - now
@@ -359,12 +380,12 @@ class Work:
         with self.lock:
             if self.is_stopping:
                 return True
-            return self._is_caught_up and self._queue.is_open and self._queue.is_idle and not self.unmapped
+            return self._is_caught_up and self._queue.is_open and self._queue.is_idle and not self.following.unmapped
 
     @property
     def _is_caught_up(self) -> bool:
         """Every change of the copy was put.  In this order: what is taken after the first look came later."""
-        return not self.untold() and not self.is_taking
+        return not self.following.untold() and not self.following.is_taking
 
     @property
     def is_resting(self) -> bool:
@@ -418,7 +439,7 @@ class Work:
                 ready=queue.ready,
                 running=queue.running,
                 waiting=queue.waiting,
-                unmapped=self.unmapped,
+                unmapped=self.following.unmapped,
                 oldest_ready_s=queue.oldest_ready_s(now),
                 oldest_running_s=now - min(self._running.values(), default=now),
                 runs=counters.runs,
@@ -427,8 +448,8 @@ class Work:
                 given_up=counters.given_up,
                 requeues=counters.requeues,
                 merged=counters.merged,
-                mapping_errors=self.mapping_errors,
-                complete_readings=self.complete_readings,
+                mapping_errors=self.following.mapping_errors,
+                complete_readings=self.following.complete_readings,
                 waited_s=self._times.waited_s,
                 waited_max_s=self._times.waited_max_s,
                 run_s=self._times.run_s,

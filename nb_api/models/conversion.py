@@ -93,19 +93,42 @@ class TableModel(Generic[T]):
             return self._repaired(key, stored, cast(T, change))
         known = self._plain(key, present)  # before the function, which may change what it is given
         wanted = change if is_instance else cast(Callable[[T], T], change)(present)
-        return kept(stored, known, self.plain(key, cast(T, wanted)))
+        plain = self.plain(key, cast(T, wanted))
+        merged = kept(stored, known, plain)
+        return stored if merged is stored else self._harmless(key, merged, plain)
 
     def _repaired(self, key: str, stored: Any, instance: T) -> Any:
         """What is stored does not fit: all of it that the instance does not replace stays, if that fits."""
         wanted = self.plain(key, instance)
         if type(stored) is not dict or type(wanted) is not dict:
             return wanted
-        merged = {**stored, **wanted}
-        try:
-            self.parse(key, merged)
-        except ValueMismatch:
+        return self._harmless(key, {**stored, **wanted}, wanted)
+
+    def _harmless(self, key: str, merged: Any, wanted: Any) -> Any:
+        """``merged``, without what would make another instance of it than of ``wanted``.
+
+        A class may leave out a field that has its default, or read one by a former name: what is stored under such a
+        name is not unknown to it, and would count instead of what is to be written.
+        """
+        expected = self._as_read(key, wanted)
+        if self._as_read(key, merged) == expected or expected != self._as_read(key, wanted):
+            return merged  # also when the class reads a value in another way each time, so that nothing can be said
+        if type(merged) is not dict or type(wanted) is not dict:
             return wanted
-        return merged
+        result = {}
+        for name, part in merged.items():
+            if self._as_read(key, {**wanted, name: part}) == expected:
+                result[name] = part
+            elif name in wanted:
+                result[name] = wanted[name]
+        return result if self._as_read(key, result) == expected else wanted
+
+    def _as_read(self, key: str, value: Any) -> bytes | None:
+        """What the class makes of a value, in a form that can be compared; None when it does not fit."""
+        try:
+            return _encoded(self._plain(key, self.parse(key, value)))
+        except ValueMismatch:
+            return None
 
     def _mismatch(self, key: str, error: Exception, found: DbObject | None = None) -> ValueMismatch:
         text, field = _explained(error)

@@ -82,6 +82,8 @@ class MemorySystem(Closeable):
         self._made = contextlib.ExitStack()
         self._writers: list[NbApi] = []
         self._caches: list[LocalCache] = []
+        self._settled = -1
+        """The revision up to which everything was done at the end of the last `settle`."""
         self._reader = self._open("reader")
 
     def _open(self, name: str) -> NbApi:
@@ -130,12 +132,18 @@ class MemorySystem(Closeable):
 
         What controllers write meanwhile is waited for, too.  Time does not move.  Raises WaitTimeout.
         """
+        self._settled = -1
+        self._settle_writes(timeout_s=timeout_s)
+
+    def _settle_writes(self, *, timeout_s: float) -> None:
+        """The same, when nothing but controllers has written since."""
         deadline = time.monotonic() + timeout_s
-        revision = -1
-        while revision != (revision := self._reader.db.revision()):
+        self.time.settle(timeout_s=timeout_s)
+        while self._settled != (revision := self._reader.db.revision()):
+            self._settled = revision
             for writer in self._writers:
                 writer.flush(timeout_s=self._rest(deadline))
-            for cache in self._caches:
+            for cache in [cache for cache in self._caches if not cache.is_closed]:
                 cache.wait_synced(timeout_s=self._rest(deadline))
                 cache.wait_revision(revision, timeout_s=self._rest(deadline))
                 cache.wait_told(timeout_s=self._rest(deadline))
@@ -148,9 +156,12 @@ class MemorySystem(Closeable):
         return rest_s
 
     def advance(self, seconds: float, *, timeout_s: float = PATIENCE_S) -> None:
-        """`settle`, then let time pass for the controllers, and `settle` again.  Raises WaitTimeout."""
+        """`settle`, then let time pass for the controllers, as `VirtualTime.advance`, and `settle` again.
+
+        What a run has written is in the copies before time goes on.  Raises UsageError, WaitTimeout.
+        """
         self.settle(timeout_s=timeout_s)
-        self.time.advance(seconds, timeout_s=timeout_s)
+        self.time.advance_by(seconds, self._settle_writes, timeout_s)
         self.settle(timeout_s=timeout_s)
 
     def restart(self, writer: NbApi) -> NbApi:

@@ -44,12 +44,16 @@ class VirtualTime:
 
         So a key that wants to be worked on every minute is, sixty times in an hour.  Raises UsageError, WaitTimeout.
         """
+        self.advance_by(seconds, self.settle, timeout_s)
+
+    def advance_by(self, seconds: float, settle: Callable[..., None], timeout_s: float) -> None:
+        """The same with another ``settle(timeout_s=...)``, which waits for what controllers have written, too."""
         if not seconds >= 0:
             raise UsageError(f"time does not go back: {seconds!r} s")
         end = self._now + seconds
         deadline = time.monotonic() + timeout_s
         for _ in range(_STEPS_MAX):
-            self.settle(timeout_s=max(deadline - time.monotonic(), 0.0))
+            settle(timeout_s=max(deadline - time.monotonic(), 0.0))
             if self._now >= end:
                 return
             due = min([self._now + timed.next_in_s() for timed in self._all()], default=end)

@@ -29,6 +29,7 @@ class Transaction:
         self._table_of = table_of
         self._writes: list[Write] = []
         self._versions: list[int] | None = None
+        self._is_over = False
 
     def create(self, table: str, key: str, value: Any, *, topic: str) -> None:
         """Add an object.  At the end: ObjectExists."""
@@ -61,19 +62,25 @@ class Transaction:
         return list(self._versions)
 
     def _add(self, write: Write) -> None:
-        if self._versions is not None:
+        if self._is_over:
             raise UsageError("the transaction is over: begin another one")
         self._writes.append(write)
 
     def __repr__(self) -> str:
-        state = "open" if self._versions is None else "committed"
+        state = "committed" if self._versions is not None else "given up" if self._is_over else "open"
         return f"<Transaction of {len(self._writes)} writes, {state}>"
 
     def __enter__(self) -> Transaction:
+        """Raises UsageError for one that is over: what was given up before would be committed with the rest."""
+        if self._is_over:
+            raise UsageError("the transaction is over: begin another one")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
         if kind is None:
             self._versions = self._commit(self._writes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import time
@@ -18,9 +19,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pubsub_api.core.events import GroupEvent
-from pubsub_api.errors import HeliographError
+from pubsub_api.errors import HeliographError, UsageError
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, is_done_within, outcome
-from pubsub_api.subscribing.scheme import GroupMember
+from pubsub_api.subscribing.scheme import GroupMember, Unseen
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class AsyncGroupMember:
         self._calls = LoopCalls(1, _THREAD)
         self._got: concurrent.futures.Future[GroupEvent | None] | None = None
         """What a thread gets.  Kept for the next `get` when the task is cancelled meanwhile."""
+        self._is_getting = False
 
     async def __aiter__(self) -> AsyncGenerator[GroupEvent, None]:
         """Events until the member is closed.  Leave the loop by `aclose`, or close the member.
@@ -51,24 +53,40 @@ class AsyncGroupMember:
         events = iter(self._member)
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, thread_name_prefix="heliograph-group-aio")
+        brought = seen = 0
+
+        def bring() -> GroupEvent | None:
+            nonlocal brought
+            event = next(events, None)
+            brought += 1
+            return event
+
         try:
-            while (event := await loop.run_in_executor(thread, next, events, None)) is not None:
+            while (event := await loop.run_in_executor(thread, bring)) is not None:
+                seen += 1
                 yield event
         finally:
             # Behind a call that may still be waiting: what that brings then has not been seen, and goes back.
-            thread.submit(_close, events)
+            thread.submit(lambda: _close(events, is_seen=seen == brought))
             thread.shutdown(wait=False)
 
     async def get(self, *, timeout_s: float | None = None) -> GroupEvent | None:
-        """As `GroupMember.get`, one task at a time.  What a cancelled task would have got, the next one gets."""
+        """As `GroupMember.get`, one task at a time.  What a cancelled task would have got, the next one gets.  Raises
+        UsageError when another task waits in it."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             rest_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if self._got is None:
-                self._got = self._calls.begin(self._member.get, timeout_s=rest_s)
-            if not await is_done_within(self._got, rest_s):
-                return None
-            got, self._got = self._got, None
+            if self._is_getting:
+                raise UsageError("another task waits in get: one at a time; several can iterate")
+            self._is_getting = True
+            try:
+                if self._got is None:  # which ends in time by itself
+                    self._got, rest_s = self._calls.begin(self._member.get, timeout_s=rest_s), None
+                if not await is_done_within(self._got, rest_s):
+                    return None
+                got, self._got = self._got, None
+            finally:
+                self._is_getting = False
             event = got.result()
             if event is not None or (deadline is not None and time.monotonic() >= deadline):
                 return event
@@ -110,10 +128,13 @@ class AsyncGroupMember:
         await self.close()
 
 
-def _close(events: Iterator[GroupEvent]) -> None:
-    """End an iteration; what it had not finished goes back to the group."""
+def _close(events: Iterator[GroupEvent], *, is_seen: bool) -> None:
+    """End an iteration; what it had not finished goes back to the group, and its last event if that was not seen."""
     assert isinstance(events, Generator)
     try:
+        if not is_seen:
+            with contextlib.suppress(Unseen, StopIteration):
+                events.throw(Unseen())
         events.close()
     except HeliographError as error:  # no caller waits for it, and the group delivers again what is not settled
         LOG.warning("Shared subscription: an iteration did not end in good order: %s", error)

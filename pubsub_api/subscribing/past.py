@@ -22,13 +22,23 @@ Past = int | str | History | Durability | HistorySource
 
 def understood(past: Past | None) -> History | Durability | HistorySource | None:
     """Raises UsageError."""
-    if past is None or isinstance(past, History | Durability | HistorySource):
+    if isinstance(past, History):
+        return _checked(past)
+    if past is None or isinstance(past, Durability | HistorySource):
         return past
     if past == "all":
         return History()
     if isinstance(past, str) and past.upper() in Durability.__members__:
         return Durability[past.upper()]
     if isinstance(past, int) and not isinstance(past, bool) and past > 0:
-        return History(newest=past)
+        return _checked(History(newest=past))
     kinds = ", ".join(repr(name.lower()) for name in Durability.__members__)
     raise UsageError(f"past is 'all', a number from 1, {kinds}, a History or a HistorySource, not {past!r}")
+
+
+def _checked(history: History) -> History:
+    """Refuse what no query can carry."""
+    for name, number in (("newest", history.newest), ("since", history.since)):
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise UsageError(f"{name} of the past is an int from 0 to 2**63 - 1, not {number!r}")
+    return history

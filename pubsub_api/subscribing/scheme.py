@@ -28,6 +28,10 @@ OnGroupEvent = Callable[[GroupEvent], None]
 OnGroupEvents = Callable[[Sequence[GroupEvent]], None]
 
 
+class Unseen(Exception):
+    """Thrown into an iteration of a member to end it: the event that it gave last has reached no program."""
+
+
 class GroupMember(Closeable):
     """A member of a group of consumers; made by `Session.group`.  Every method may be called from any thread."""
 
@@ -54,7 +58,9 @@ class GroupMember(Closeable):
         """The event could not be handled: deliver it again, after ``delay_s`` or the configured back-off.
 
         Other events of its topic and key wait for it.  When it has used up its attempts it goes to the dead letters;
-        this call then blocks until it is stored there.  Raises NotAGroupEvent.
+        this call then blocks until it is stored there.  With ``auto_ack`` it is for the event that is being handled:
+        this one is not done then when the callback returns, or the next one is asked for.  Raises NotAGroupEvent, and
+        UsageError for a delay that is none.
         """
 
     @abc.abstractmethod

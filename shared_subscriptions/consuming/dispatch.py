@@ -9,19 +9,19 @@ repeats no more than what was not reported yet.  A user who does not answer lose
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from durable_log.errors import LogError
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, UsageError
-from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents
+from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents, Unseen
 from shared_subscriptions import config
+from shared_subscriptions.consuming.getting import GettingTurns, Turns
 from shared_subscriptions.consuming.handler_call import HandlerCall
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
@@ -67,10 +67,7 @@ class Dispatch:
         # With one dispatcher that settles whole batches there is no other thread to be exclusive against.
         self._is_always_exclusive = not auto_ack or options.concurrency > 1
         self._iterations = 0
-        self._getting: Generator[GroupEvent | None, None, None] | None = None
-        """The iteration behind `get`."""
-        self._get_until = math.inf
-        """When that gives up."""
+        self._getting = GettingTurns(self._turns)
         self._is_closed = False
         self._is_suspended = False
         self._calls: set[HandlerCall] = set()
@@ -89,9 +86,7 @@ class Dispatch:
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
-        if self._getting is not None:
-            with contextlib.suppress(ValueError):  # a thread waits in it, and is let go
-                self._getting.close()
+        self._getting.close()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
@@ -176,8 +171,8 @@ class Dispatch:
         except BaseException as error:
             self.callback_errors += 1
             failure = error
-            LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch),
-                          call.batch[0].topic)  # fmt: skip
+            topic = call.batch[0].topic
+            LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch), topic)
         self._returned(call)
         if failure is not None:
             self._failed_as_a_whole(call, failure)
@@ -203,7 +198,7 @@ class Dispatch:
         failure = None
         try:
             for event in call.batch:
-                if not self._goes_on(call):
+                if call.place >= len(call.batch) or not self._goes_on(call):
                     break
                 on_event(event)
                 call.place += 1
@@ -370,7 +365,20 @@ class Dispatch:
                 self._handler.counters.late += 1
                 return
             self._note_settled(event)
+            self._set_apart(event)
         self._fail(loan, event, delay_s, "refused by the consumer")
+
+    def _set_apart(self, event: GroupEvent) -> None:
+        """Under the lock: what would be settled together with others is settled by itself."""
+        for call in self._calls:
+            with_user = call.batch if self._on_events is not None else call.batch[call.place : call.place + 1]
+            if call.is_exclusive or call.is_abandoned or not any(one is event for one in with_user):
+                continue
+            if self._on_events is None:
+                self._share(call)  # later events of the same key wait behind it
+            else:
+                call.loan.delivery.break_up(call.batch)
+                call.is_exclusive = True
 
     def _note_settled(self, event: GroupEvent) -> None:
         """Under the lock: a program that reads may take its time before it asks for the next event."""
@@ -411,7 +419,7 @@ class Dispatch:
             loan.delivery.parked(event)
 
     def _after_settling(self, loan: LoanState) -> None:
-        """Under the lock: wake the threads that wait for room, for an object, or for the end of the partition."""
+        """Under the lock: wake who waits for room, for an object, or for the end of the partition."""
         if loan.delivery.is_stopped or loan.is_complete:
             self._wake()
         elif loan.delivery.take_relief():
@@ -427,17 +435,9 @@ class Dispatch:
 
     def get(self, check: Callable[[], None], timeout_s: float | None) -> GroupEvent | None:
         """The next event of an iteration that goes on with every call; None when the time is over or it is closed."""
-        self._get_until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        if self._getting is None:
-            self._getting = self._turns(check, lambda: self._get_until)
-        try:
-            return next(self._getting, None)
-        except BaseException:
-            self._getting = None  # it has ended
-            raise
+        return self._getting.next(check, timeout_s)
 
-    def _turns(self, check: Callable[[], None], until: Callable[[], float]) -> Generator[GroupEvent | None, None, None]:
-        """Events, and None whenever the time is over."""
+    def _turns(self, check: Callable[[], None], until: Callable[[], float]) -> Turns:
         if self._threads:
             raise UsageError("this subscriber calls back; make one without on_event to iterate")
         self._count_iteration(1)
@@ -451,10 +451,19 @@ class Dispatch:
                         yield from self._one_after_the_other(call)
                     else:
                         yield from call.batch
+                except Unseen:
+                    return self._unsee(call)
                 finally:
                     self._ended(call)
         finally:
             self._count_iteration(-1)
+
+    def _unsee(self, call: HandlerCall) -> None:
+        """What a program that settles by itself was about to get goes back."""
+        with self._lock:
+            if not self._auto_ack and call.loan.delivery.extend(call.batch[0], time.monotonic()):
+                call.loan.delivery.put_back(call.batch)
+                self._after_settling(call.loan)
 
     def _count_iteration(self, step: int) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import socket
 import threading
@@ -217,8 +218,8 @@ class GroupSubscriber(GroupMember):
         this call then blocks until it is stored there.  Raises NotAGroupEvent.
         """
         self._check_event(event)
-        if delay_s is not None and delay_s < 0:
-            raise UsageError(f"delay_s is {delay_s}: events cannot be delivered in the past")
+        if delay_s is not None and not 0 <= delay_s < math.inf:
+            raise UsageError(f"delay_s is {delay_s}: events cannot be delivered in the past, nor never")
         self._dispatch.nack(event, delay_s)
 
     def extend(self, event: GroupEvent) -> bool:

@@ -279,7 +279,8 @@ class PartitionDelivery:
         """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
 
         False when it has used up its attempts: store it elsewhere, then call `parked`; its object waits until then.  An
-        event that is not out is counted as late, and True is returned: another member has it.
+        event that is not out is counted as late, and True is returned: another member has it.  The user may still look
+        at the event, so what comes again is a copy.
         """
         if not self._is_out(event):
             self._counters.late += 1
@@ -289,7 +290,8 @@ class PartitionDelivery:
         self._mark()
         if self._settings.attempts_max and attempts >= self._settings.attempts_max:
             return False
-        self._again(event, now, self._settings.backoff_s(attempts) if delay_s is None else delay_s)
+        self._out[event.offset] = again = copy.copy(event)
+        self._again(again, now, self._settings.backoff_s(attempts) if delay_s is None else delay_s)
         return True
 
     def _again(self, event: GroupEvent, now: float, delay_s: float) -> None:
@@ -343,8 +345,11 @@ class PartitionDelivery:
     def time_out(self, event: GroupEvent, now: float) -> None:
         """An event that is out is taken back from a user who does not answer; what is said of it later is late.
 
-        It counts as an attempt.  The user may still look at the event, so what comes again is a copy.
+        It counts as an attempt.  The user may still look at the event, so what comes again is a copy.  Nothing happens
+        when it is not out, because the user has refused it meanwhile.
         """
+        if not self._is_out(event):
+            return
         self._counters.timed_out += 1
         self._attempts[event.offset] = event.attempt
         self._mark()

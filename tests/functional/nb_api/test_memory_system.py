@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
@@ -11,7 +12,7 @@ import threading
 
 import pytest
 
-from nb_api import Request, RequeueAfter
+from nb_api import DbObject, Request, RequeueAfter
 from nb_api.testing.memory_system import MemoryBus, MemorySystem
 from nb_api.testing.virtual_time import VirtualTime
 from pubsub_api import Event
@@ -191,3 +192,48 @@ def test_idle_counts_what_the_copy_has(heliograph_system: MemorySystem) -> None:
         cache.wait_version("port", "p1", version, timeout_s=60)
         controller.wait_idle(timeout_s=60)
         assert world.made == {"p1": number}
+
+
+def test_time_waits_for_what_runs_have_written(heliograph_system: MemorySystem) -> None:
+    """A function that changes its own object rests between runs, ten times the interval at most."""
+    writer = heliograph_system.writer()
+    runs: list[float] = []
+
+    def reconcile(_request: Request) -> None:
+        runs.append(heliograph_system.time.now())
+        writer.put("port", "p1", {"run": len(runs)}, topic="tenant-7")
+
+    heliograph_system.controller(heliograph_system.cache(tables=["port"]), reconcile, interval_min_s=1.0)
+    writer.put("port", "p1", {}, topic="tenant-7")
+    heliograph_system.advance(60.0)
+    assert max(after - before for before, after in itertools.pairwise([*runs, 60.0])) <= 10.0
+
+
+def test_owners_are_asked_for_again_in_virtual_time(heliograph_system: MemorySystem) -> None:
+    world = World()
+    attempts: list[float] = []
+
+    def owners(binding: DbObject) -> list[tuple[str, str]]:
+        attempts.append(heliograph_system.time.now())
+        if len(attempts) < 3:
+            raise OSError("not now")
+        return [("port", binding.value["port"])]
+
+    cache = heliograph_system.cache(tables=["port", "binding"])
+    heliograph_system.controller(cache, world.reconcile, owners={"binding": owners})
+    heliograph_system.writer().put("binding", "b1", {"port": "p1"}, topic="tenant-7")
+    heliograph_system.settle()
+    assert (attempts, world.runs) == ([0.0], 0)
+    heliograph_system.advance(HOUR_S)
+    assert (len(attempts), world.runs) == (3, 1)
+
+
+def test_a_copy_that_the_test_has_closed_is_not_waited_for(heliograph_system: MemorySystem) -> None:
+    world = World()
+    cache = heliograph_system.cache(tables=["port"])
+    heliograph_system.controller(cache, world.reconcile).close()
+    cache.close()
+    heliograph_system.controller(heliograph_system.cache(tables=["port"]), world.reconcile)
+    heliograph_system.writer().put("port", "p1", {"network": "blue"}, topic="tenant-7")
+    heliograph_system.settle()
+    assert world.runs == 1

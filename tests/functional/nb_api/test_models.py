@@ -388,6 +388,26 @@ def test_a_controller_gets_instances(nb: NbApi, cache: LocalCache) -> None:
         Controller(ports, reconcile, tables=["net"])
 
 
+def test_an_object_that_does_not_fit_has_no_owners_and_stops_nothing(nb: NbApi) -> None:
+    class Binding(Model, table="binding"):
+        port: str
+
+    runs: list[str] = []
+    nb.create("binding", "b1", {"port": 7}, topic=TOPIC)
+    with LocalCache(nb, tables=["port", "binding"]) as cache:
+        owners = {"binding": cache.table(Binding).adapted(lambda found: [("port", found.value.port)])}
+        with Controller(
+            cache.table(Port), lambda request: runs.append(request.key), owners=owners, interval_min_s=0.0
+        ) as controller:
+            controller.wait_idle(timeout_s=WAIT_S)
+            assert (runs, controller.statistics().unmapped, cache.statistics().mismatches) == ([], 0, 1)
+            nb.put("binding", "b1", {"port": "p1"}, topic=TOPIC)
+            wait_until(lambda: runs == ["p1"])
+            nb.put("binding", "b1", {"port": 8}, topic=TOPIC)  # those that it had are concerned
+            wait_until(lambda: runs == ["p1", "p1"])
+            controller.wait_idle(timeout_s=WAIT_S)
+
+
 def test_owners_of_instances_and_asyncio(nb: NbApi) -> None:
     class Binding(Model, table="binding"):
         port: str

@@ -163,6 +163,18 @@ def test_refused_writes_tell_nothing(nb: NbApi) -> None:
     assert [event.version for event in listener.wait(2)] == [nb.get("port", "p1").version, last]
 
 
+def test_a_transaction_that_was_given_up_cannot_be_used_again(nb: NbApi) -> None:
+    transaction = nb.transaction()
+    with contextlib.suppress(ZeroDivisionError), transaction as txn:
+        txn.create("port", "given-up", {}, topic="t")
+        raise ZeroDivisionError
+    with pytest.raises(UsageError):
+        transaction.create("port", "p1", {}, topic="t")
+    with pytest.raises(UsageError), transaction:
+        pass
+    assert nb.get_all("port") == []
+
+
 def test_a_transaction_happens_as_a_whole_or_not_at_all(nb: NbApi) -> None:
     listener = Listener(nb)
     nb.create("port", "p1", 1, topic="t")

@@ -26,6 +26,9 @@ def session() -> Iterator[pubsub_api.Session]:
         ({"past": "ever"}, "past is 'all', a number from 1, 'volatile', .*, not 'ever'"),
         ({"past": 0}, "a number from 1, .* not 0"),
         ({"past": True}, "a number from 1, .* not True"),
+        ({"past": 2**63}, "newest .* 0 to 2\\*\\*63 - 1"),
+        ({"past": pubsub_api.History(since=2**64)}, "since .* 0 to 2\\*\\*63 - 1"),
+        ({"past": pubsub_api.History(newest=-1)}, "newest .* 0 to 2\\*\\*63 - 1"),
     ],
 )
 def test_a_subscriber_refuses(session: pubsub_api.Session, arguments: dict[str, Any], told: str) -> None:
