@@ -37,9 +37,9 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.db.postgres import config, schema
-from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
 from drivers.db.postgres.snapshot import PostgresSnapshot
 from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
+from drivers.postgres_common.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from drivers.db.postgres.config import PostgresSettings
-from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
+from drivers.db.postgres.config import PostgresDbSettings
+from drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
@@ -23,7 +23,7 @@ _RANGES_MAX = 1000
 class PostgresSnapshot(Snapshot):
     """Holds a connection until it is read to the end, closed, or left standing for ``snapshot_idle_timeout``."""
 
-    def __init__(self, pool: PostgresPool, settings: PostgresSettings, selection: checks.TopicSelection) -> None:
+    def __init__(self, pool: PostgresPool, settings: PostgresDbSettings, selection: checks.TopicSelection) -> None:
         self._pool = pool
         self._selection = selection
         self._portion = settings.snapshot_portion

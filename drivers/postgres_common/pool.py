@@ -22,7 +22,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from drivers.db.handles import Handles
-from drivers.db.postgres.config import PostgresSettings
+from drivers.postgres_common.settings import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
@@ -241,7 +241,7 @@ class PostgresPool:
         )
         try:
             connection.answer_timeout_s = settings.operation_timeout_s + _GRACE_S
-            timeouts = (settings.operation_timeout_s, settings.snapshot_idle_timeout_s)
+            timeouts = (settings.operation_timeout_s, settings.idle_timeout_s)
             connection.execute(_SESSION, [f"{math.ceil(seconds * 1000)}ms" for seconds in timeouts])
         except BaseException:
             connection.close()
