@@ -76,7 +76,14 @@ class PostgresConnection(psycopg.Connection[Row]):
         try:
             wanted = int(next(gen))
             while True:
-                wanted = int(gen.send(self._await_socket(wanted, deadline)))
+                try:
+                    ready = self._await_socket(wanted, deadline)
+                except psycopg.Error:
+                    self.pgconn.finish()  # what the generator does last, to end a pipeline, must not wait either
+                    with contextlib.suppress(psycopg.Error):
+                        gen.close()
+                    raise
+                wanted = int(gen.send(ready))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

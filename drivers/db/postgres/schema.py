@@ -70,7 +70,7 @@ DECLARE
     found_topic text;
     committed timestamptz;
 BEGIN
-    PERFORM pg_advisory_xactlock_key({lock});
+    PERFORM pg_advisory_xact_lock({lock});
     SELECT o.topic, o.version, o.deleted_at IS NULL, p_if_changed AND o.value = p_value
         INTO found_topic, r_version, is_alive, is_equal
         FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
@@ -153,7 +153,7 @@ def install(connection: PostgresConnection, settings: PostgresDbSettings) -> Non
     if not _missing(connection, settings):  # also the way of a user who may write but not create
         return
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xactlock_key(%s)", (lock_key("install", settings.schema),))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key("install", settings.schema),))
         names = {
             "schema": settings.schema,
             "channel": settings.channel,
