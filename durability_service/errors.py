@@ -7,6 +7,16 @@ from typing import ClassVar
 from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError
 
+__all__ = [
+    "AdministrationRefused",
+    "DurabilityError",
+    "NameInUse",
+    "NoAligner",
+    "NoService",
+    "StoreFailed",
+    "StoreInUse",
+]
+
 
 class DurabilityError(HeliographError):
     """The durability service could not do what was asked."""

@@ -54,7 +54,6 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import Closed
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
-from pubsub_api.core.settings import History
 from pubsub_api.driver import PubSubApi
 from pubsub_api.runtime.closing import Closeable
 
@@ -149,13 +148,13 @@ class DurabilityService(Closeable):
 
     def _subscribe(self, publishers: Sequence[str] | None) -> Subscriber:
         filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
-        return self._session.subscriber(
+        return self._session.frames(
             filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from peers
-            on_frames=self._on_frames,
+            self._on_frames,
             on_resync=self._on_resync,
             takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
             addresses=publishers,
-            history=History(),
+            past="all",
         )
 
     # -- what the user calls

@@ -7,6 +7,17 @@ from typing import ClassVar
 from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError
 
+__all__ = [
+    "LogCorrupt",
+    "LogError",
+    "LogNotFound",
+    "LogReplaced",
+    "LogUnavailable",
+    "OffsetTooOld",
+    "RecordConflict",
+    "SegmentsRefused",
+]
+
 
 class LogError(HeliographError):
     """A log could not do what was asked."""

@@ -30,6 +30,18 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
 from pubsub_api.core.frame import Header
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
+
+__all__ = [
+    "Appended",
+    "LogApi",
+    "Record",
+    "Segment",
+    "ShardState",
+    "StoredFrame",
+    "StreamState",
+    "shard_of",
+]
 
 CLOCK_AHEAD_MAX_NS = 3600 * 1_000_000_000
 """What was appended longer than this after now was stamped by a clock that was wrong then."""
@@ -156,6 +168,9 @@ class LogApi(Closeable):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         self.conf = conf
         self.url = url
+
+    def _about(self) -> str:
+        return without_password(f"{self.url.scheme}://{self.url.netloc}{self.url.path}")
 
     @abc.abstractmethod
     def initialize(self) -> None:

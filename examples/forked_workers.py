@@ -12,7 +12,7 @@ import threading
 
 import pubsub_api
 from publisher_service.service import PublisherService
-from pubsub_api import Event, History, loading
+from pubsub_api import Event, loading
 from pubsub_api.publishing import multiproc
 
 WORKERS, CHANGES = 4, 25
@@ -45,7 +45,7 @@ def main(url: str) -> None:
         with (
             PublisherService(conf),
             pubsub_api.open(conf=conf) as session,
-            session.subscriber(["#"], on_event, history=History()),
+            session.subscriber(["#"], on_event, past="all"),
         ):
             if not has_all.wait(TIMEOUT_S):
                 raise SystemExit("not all events came in time")

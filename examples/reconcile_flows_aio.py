@@ -6,7 +6,7 @@ import asyncio
 import sys
 import tempfile
 
-from nb_api import AsyncController, LocalCache, NbApi, Request, RequeueAfter
+from nb_api.aio import Controller, LocalCache, NbApi, Request, RequeueAfter
 
 flows: dict[str, str] = {}
 
@@ -28,26 +28,27 @@ async def follow(nb: NbApi, cache: LocalCache) -> None:
         "net": lambda net: [("port", port.key) for port in cache.get_all("port") if port.value == net.key],
         "binding": lambda binding: [("port", binding.key)],
     }
-    async with AsyncController(cache, reconcile, workers=20, owners=owners, timeout_s=10.0) as controller:
+    async with Controller(cache, reconcile, workers=20, owners=owners, timeout_s=10.0) as controller:
         await controller.wait_idle(timeout_s=60)
         print(f"{len(flows)} flows at first")
-        await asyncio.to_thread(nb.update, "net", "blue", 8)  # NbApi blocks, so a thread calls it
-        await asyncio.to_thread(nb.delete, "port", "p0")
+        await nb.update("net", "blue", 8)
+        await nb.delete("port", "p0")
         while set(flows.values()) != {"vlan 8 to host-0"} or "p0" in flows:
             await asyncio.sleep(0.01)
         print(f"{len(flows)} flows as wanted, {controller.statistics().runs} runs")
 
 
-def main(bus: str) -> None:
-    with tempfile.TemporaryDirectory() as directory, NbApi.open(f"sqlite://{directory}/objects.db", bus=bus) as nb:
-        nb.create("net", "blue", 7, topic="tenant-7")
-        with nb.transaction() as txn:
-            for number in range(100):
-                txn.create("port", f"p{number}", "blue", topic="tenant-7")
-                txn.create("binding", f"p{number}", "host-0", topic="tenant-7")
-        with LocalCache(nb, tables=["net", "port", "binding"]) as cache:
-            asyncio.run(follow(nb, cache))
+async def main(bus: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with NbApi.open(f"sqlite://{directory}/objects.db", bus=bus) as nb:
+            await nb.create("net", "blue", 7, topic="tenant-7")
+            async with nb.transaction() as txn:
+                for number in range(100):
+                    txn.create("port", f"p{number}", "blue", topic="tenant-7")
+                    txn.create("binding", f"p{number}", "host-0", topic="tenant-7")
+            async with LocalCache(nb, tables=["net", "port", "binding"]) as cache:
+                await follow(nb, cache)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["zmq://127.0.0.1:8866"]))
+    asyncio.run(main(*(sys.argv[1:] or ["zmq://127.0.0.1:8866"])))

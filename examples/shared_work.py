@@ -8,8 +8,7 @@ import threading
 from collections import Counter
 
 import pubsub_api
-from pubsub_api import Event
-from shared_subscriptions import GroupEvent
+from pubsub_api import Event, GroupEvent
 
 JOBS = 40
 TIMEOUT_S = 60.0
@@ -35,7 +34,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as directory,
         pubsub_api.open("memory://jobs", log=f"sqlite://{directory}/log.db") as session,
     ):
-        members = [session.subscriber(["$queue/print/jobs/#"], Worker().on_event) for _ in range(2)]
+        members = [session.group("print", "jobs/#", Worker().on_event, ordered=False) for _ in range(2)]
         for member in members:
             member.wait_ready(timeout_s=TIMEOUT_S)
         publisher = session.publisher()

@@ -7,7 +7,7 @@ as on Redis, no address would be needed.
 from __future__ import annotations
 
 import pubsub_api
-from pubsub_api import Event, History
+from pubsub_api import Event
 
 CHANGES = 5
 
@@ -22,7 +22,7 @@ def main() -> None:
         publisher.confirm(caches=1, timeout_s=60, addresses=[cache.address])
         publisher.close()
         print(f"the publisher is gone, the cache holds {cache.statistics().frames} frames")
-        late = session.subscriber(["tenant-7/#"], addresses=[cache.address], history=History())
+        late = session.subscriber(["tenant-7/#"], addresses=[cache.address], past="all")
         for event in late:
             print(f"{event.topic}: {event.table}/{event.key} has version {event.version}")
             if event.version == CHANGES:

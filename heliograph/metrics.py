@@ -1,41 +1,76 @@
-"""``--metrics-address``: the HTTP endpoint of commands that run until they are ended."""
+"""How commands that run until they are ended tell of themselves: ``--metrics-address`` over HTTP, ``--fleet`` in a
+database."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from heliograph.opening.targets import VARIABLES
 from heliograph.output import note
 
 if TYPE_CHECKING:
     from durable_log import LogApi
+    from nb_api import LocalCache
     from pubsub_api.reporting import ProcessReport
 
 
-def add_metrics_address(parser: argparse.ArgumentParser) -> None:
+def add_telling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-address", metavar="[HOST:]PORT",
         help="tell numbers and health over HTTP there: /metrics, /healthz, /readyz, /status (default: not; without a "
              "host on loopback)",
     )  # fmt: skip
+    parser.add_argument(
+        "--fleet", metavar="URL", nargs="?", const="",
+        help="tell in this database how the process is, for `heliograph fleet` (default: not; without a URL in the one "
+             "that --db, HELIOGRAPH_DB or [db] url names)",
+    )  # fmt: skip
+    parser.add_argument("--fleet-name", metavar="NAME", default="", help="under this name (default: host/command)")
 
 
 @contextlib.contextmanager
-def told(args: argparse.Namespace, make_report: Callable[[], ProcessReport]) -> Iterator[None]:
-    """Tell the report while the command runs, when ``--metrics-address`` is given.
+def told(
+    args: argparse.Namespace, make_report: Callable[[], ProcessReport], caches: tuple[LocalCache, ...] = ()
+) -> Iterator[None]:
+    """Tell the report while the command runs, when ``--metrics-address`` or ``--fleet`` is given.
 
-    Raises InvalidConfig, AddressInUse.
+    ``caches`` are asked for the digests of their copies.  Raises InvalidConfig, AddressInUse, DbNotFound.
     """
-    if args.metrics_address is None:
+    if args.metrics_address is None and args.fleet is None:
         yield
         return
-    from pubsub_api import reporting
+    report = make_report()
+    with contextlib.ExitStack() as stack:
+        if args.fleet is not None:
+            stack.enter_context(_reported(args, report, caches))
+        if args.metrics_address is not None:
+            from pubsub_api import reporting
 
-    with reporting.serve(args.metrics_address, make_report()) as endpoint:
-        note(f"heliograph {args.command}: metrics at {endpoint.url}/metrics")
+            endpoint = stack.enter_context(reporting.serve(args.metrics_address, report))
+            note(f"heliograph {args.command}: metrics at {endpoint.url}/metrics")
         yield
+
+
+@contextlib.contextmanager
+def _reported(args: argparse.Namespace, report: ProcessReport, caches: tuple[LocalCache, ...]) -> Iterator[None]:
+    """A database that is away is tried again and again; one that does not exist is a mistake."""
+    from nb_api.errors import DbUnavailable
+    from nb_api.fleet.reporter import FleetReporter
+    from nb_api.late_db import LateDb
+    from nb_api.loading import build_db, check_exists
+    from pubsub_api.config import new_conf
+
+    url = args.fleet or getattr(args, "db", None) or os.environ.get(VARIABLES["db"]) or None
+    with contextlib.closing(LateDb(build_db(url, new_conf(args.config_file), with_outbox=False))) as db:
+        with contextlib.suppress(DbUnavailable):
+            check_exists(db)
+        with FleetReporter(db, report, name=args.fleet_name, caches=caches) as reporter:
+            report.add("fleet", reporter.statistics, name=reporter.name)
+            yield
 
 
 def log_numbers(log: LogApi) -> dict[str, int]:

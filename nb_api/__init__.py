@@ -9,7 +9,8 @@
         for change in cache.changes():
             ...
 
-The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.errors`.
+`nb_api.aio` has the same names for coroutines.  The contract of a database driver is in `nb_api.db_api`, errors are in
+`nb_api.errors`.
 """
 
 from nb_api.api import NbApi, NbStatistics
@@ -17,17 +18,16 @@ from nb_api.cache.index import Index
 from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.statistics import LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription
-from nb_api.controller.aio import AsyncController
 from nb_api.controller.controller import Controller
 from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
+from nb_api.verifying.verification import ObjectDifference, Verification
 from nb_api.writing.transaction import Transaction
 
 __all__ = [
-    "AsyncController",
     "CacheChange",
     "Change",
     "Controller",
@@ -42,6 +42,7 @@ __all__ = [
     "LocalCacheStatistics",
     "NbApi",
     "NbStatistics",
+    "ObjectDifference",
     "Request",
     "RequeueAfter",
     "Resynced",
@@ -49,5 +50,6 @@ __all__ = [
     "Subscription",
     "Transaction",
     "Updated",
+    "Verification",
     "Write",
 ]

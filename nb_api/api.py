@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
@@ -25,6 +25,7 @@ from nb_api.db_api import DbApi, DbObject, Write, Written
 from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
+from nb_api.models.table import DeclaredTables, Table
 from nb_api.opening import settle
 from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
@@ -42,6 +43,8 @@ from pubsub_api.runtime.durations import DurationCounter, DurationHistogram
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _CONFLICT_PAUSE_S = 0.002
 _ENVELOPE_BYTES = 4096
 """What an event takes beyond its value, in the worst case: names of 255 characters and the frame around it."""
@@ -57,6 +60,8 @@ class NbStatistics:
     """Updates and puts that changed nothing, and so wrote and told nothing."""
     conflicts: int
     """Updates tried again because another writer was faster."""
+    mismatches: int
+    """Values that did not fit the class of their table (`nb_api.models`): refused, or read and left as they are."""
     handover: AfterCommitCounters
     sweeper: SweepCounters
     compactor: CompactionCounters
@@ -77,6 +82,8 @@ class NbApi(Closeable):
         self._conf = conf
         self._db = db
         self._session = session
+        self._is_closed = False
+        self._declared = DeclaredTables()
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
         self._after_commit: AfterCommitPublisher | None = None
@@ -195,11 +202,20 @@ class NbApi(Closeable):
 
     def transaction(self) -> Transaction:
         """``with nb.transaction() as txn:`` collects writes that happen all or not at all, and are told together."""
-        return Transaction(self._apply)
+        return Transaction(self._apply, self.table)
+
+    def table(self, cls: type[T]) -> Table[T]:
+        """The table that a class is declared for (`nb_api.models`), with instances as values.
+
+        From now on everything that this object writes to the table must fit the class.  Raises UsageError.
+        """
+        return Table(self, self._declared.model(cls), self._declared.mismatches)
 
     def _apply(self, writes: Sequence[Write]) -> list[int]:
         if not writes:
             return []
+        if self._declared:
+            self._declared.check(writes)
         checked = self._db.check(writes)
         began = time.monotonic()
         try:
@@ -238,6 +254,9 @@ class NbApi(Closeable):
 
     # -- the rest
 
+    def _about(self) -> str:
+        return f"{self._db!r} {'without a bus' if self._session is None else repr(self._session)}"
+
     @property
     def conf(self) -> cfg.ConfigOpts:
         return self._conf
@@ -267,6 +286,7 @@ class NbApi(Closeable):
             self._writes,
             self._unchanged,
             self._conflicts,
+            self._declared.mismatches.count,
             dataclasses.replace(self._after_commit.counters) if self._after_commit else AfterCommitCounters(),
             dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
             dataclasses.replace(self._compactor.counters),
@@ -275,6 +295,7 @@ class NbApi(Closeable):
 
     def close(self) -> None:
         """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
+        self._is_closed = True
         for thread in self._upkeep:
             thread.ask_to_stop()
         if self._after_commit is not None:

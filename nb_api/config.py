@@ -22,7 +22,8 @@ OPTIONS: Sequence[cfg.Opt] = (
         text("driver", "", "Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
         seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
         count("connections_max", 64, 2, 10_000, "Connections of one process to a database server. Every running call, "
-              "every wait and, with PostgreSQL, every open snapshot holds one."),
+              "every wait and, with PostgreSQL, every open snapshot holds one. With etcd transactions have as many of "
+              "their own."),
         size("value_bytes_max", 512 * KIB, "Largest value of an object, as msgpack. An event carries it, so "
              "frame_bytes_max must have room for it.", high=64 * MIB),
         count("snapshot_portion", 2000, 1, 1_000_000, "Objects that a snapshot reads at a time."),

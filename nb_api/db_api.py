@@ -20,19 +20,31 @@ change, so a writer that dies between commit and publication loses nothing.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
 from nb_api import config
 from nb_api.core.changes import Action, Change, DbObject, Write, Written
+from nb_api.core.digests import StoredDigests, add_up
 from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
+from pubsub_api.errors import NotSupported
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 
-__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write", "Written"]
+__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "ToldReport", "Write", "Written"]
+
+
+class ToldReport(NamedTuple):
+    """What was there when a report was told."""
+
+    before: bytes | None
+    """Under the same name."""
+    total: int
+    """Reports of all names, more or less."""
 
 
 class Snapshot(Closeable):
@@ -81,6 +93,9 @@ class DbApi(abc.ABC):
         self._write_limits = WriteLimits(
             count_max, config.transaction_bytes_max(conf), conf[config.GROUP].value_bytes_max
         )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {without_password(f'{self.url.scheme}://{self.url.netloc}{self.url.path}')}>"
 
     def exists(self) -> bool:
         """Whether there is a database that `initialize`, which is called after this, would not make.  Makes nothing.  A
@@ -160,8 +175,27 @@ class DbApi(abc.ABC):
         """The object as of its last committed change.  Raises ObjectNotFound, with the tombstone's version if any."""
 
     @abc.abstractmethod
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        """The objects of these tables whose topic any of the filters selects; None for all."""
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        """The objects of these tables whose topic any of the filters selects; None for all.  ``buckets``: of these,
+        those whose version is in one of the buckets (`nb_api.core.digests`)."""
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        """How many objects a snapshot of now would have, and the sum of their versions, by table; or of each bucket.
+        What has none is left out.
+
+        A driver whose store can add up overrides this, which reads the objects.
+        """
+        with self.snapshot(tables, topics) as snapshot:
+            parts = add_up(((found.table, found.version) for found in snapshot), by_bucket=by_bucket)
+            return StoredDigests(snapshot.revision, parts)
 
     @abc.abstractmethod
     def allocate(self, name: str) -> int:
@@ -216,3 +250,22 @@ class DbApi(abc.ABC):
     @abc.abstractmethod
     def mark_published(self, revisions: Sequence[int]) -> None:
         """Take changes out of the outbox.  Unknown revisions are ignored."""
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:  # noqa: ARG002  a driver may do without
+        """Keep ``data`` under a name, in place of what was there: what a process tells of itself (`nb_api.fleet`).
+
+        A report is no object: it has no revision, the feed and the outbox do not show it, nobody who waits is woken.
+        One that a crash of the store takes back is told again soon, so no commit waits for a disk where that can be
+        had.  Raises LimitReached for what is too large, NotSupported, DbUnavailable.
+        """
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")
+
+    def reports(self) -> dict[str, bytes]:
+        """All reports by name.  Makes nothing.  Raises NotSupported, DbUnavailable."""
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")
+
+    def forget_reports(self, names: Sequence[str]) -> None:  # noqa: ARG002
+        """Take reports out.  Unknown names are ignored.  Raises NotSupported, DbUnavailable."""
+        raise NotSupported(f"the database driver {type(self).__name__} keeps no reports")

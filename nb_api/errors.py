@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError, InvalidConfig, UsageError
+
+if TYPE_CHECKING:
+    from nb_api.core.changes import DbObject
+
+__all__ = [
+    "DbError",
+    "DbNotFound",
+    "DbUnavailable",
+    "GiveUp",
+    "InvalidObject",
+    "NoDatabase",
+    "ObjectExists",
+    "ObjectNotFound",
+    "RevisionGone",
+    "RevisionTooOld",
+    "RevisionUnknown",
+    "SourceUnavailable",
+    "ValueMismatch",
+    "VersionConflict",
+]
 
 
 class NoDatabase(InvalidConfig):
@@ -14,6 +34,24 @@ class NoDatabase(InvalidConfig):
 
 class InvalidObject(UsageError):
     """A table, a key, a counter's name or a value breaks the rules of `nb_api.core.checks`."""
+
+
+class ValueMismatch(InvalidObject):
+    """The value of an object does not fit the class that is declared for its table (`nb_api.models`).
+
+    A write that raises it has written nothing.  An object that was read is in the database, and in the copy, as it is.
+    """
+
+    def __init__(
+        self, message: str, *, table: str = "", key: str = "", field: str = "", found: DbObject | None = None
+    ) -> None:
+        super().__init__(message)
+        self.table = table
+        self.key = key
+        self.field = field
+        """Which part of the value, as ``network`` or ``addresses[0].prefix``; empty when it is the whole."""
+        self.object = found
+        """As it is stored, None when it was to be written."""
 
 
 class DbError(HeliographError):
@@ -103,3 +141,13 @@ class GiveUp(HeliographError):
     """
 
     fault: ClassVar[Fault] = "caller"
+
+
+class CopyUnsettled(HeliographError):
+    """A local cache cannot be verified now: it is being read, a topic was added or dropped, or the bus is away.
+
+    Try again later.
+    """
+
+    fault: ClassVar[Fault] = "environment"
+    retriable = True

@@ -6,10 +6,11 @@ For who can do without it for a while: a controller that has another source of o
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from nb_api.core.digests import StoredDigests
 from nb_api.core.writes import CheckedWrite
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Write, Written
 from nb_api.revisions import HistoryCheck
 
 
@@ -57,8 +58,19 @@ class LateDb(DbApi):
     def get(self, table: str, key: str) -> DbObject:
         return self._ready().get(table, key)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return self._ready().snapshot(tables, topics)
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        return self._ready().snapshot(tables, topics, buckets=buckets)
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        return self._ready().digests(tables, topics, by_bucket=by_bucket)
 
     def allocate(self, name: str) -> int:
         return self._ready().allocate(name)
@@ -86,3 +98,12 @@ class LateDb(DbApi):
 
     def mark_published(self, revisions: Sequence[int]) -> None:
         self._ready().mark_published(revisions)
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        return self._ready().tell_report(name, data)
+
+    def reports(self) -> dict[str, bytes]:
+        return self._ready().reports()
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._ready().forget_reports(names)

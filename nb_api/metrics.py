@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nb_api.aio.api import AsyncNbApi
+from nb_api.aio.cache import AsyncLocalCache
+from nb_api.aio.controller import AsyncController
 from nb_api.api import NbApi
 from nb_api.cache.local_cache import LocalCache
-from nb_api.controller.aio import AsyncController
 from nb_api.controller.controller import Controller
 from pubsub_api import metrics
 from pubsub_api.reporting.report import ReportRegistration
@@ -19,7 +21,7 @@ from pubsub_api.reporting.report import ReportRegistration
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-Source = NbApi | LocalCache | Controller | AsyncController
+Source = NbApi | LocalCache | Controller | AsyncNbApi | AsyncLocalCache | AsyncController
 
 
 def register(source: Source, *, name: str = "", registry: CollectorRegistry | None = None) -> ReportRegistration:
@@ -30,6 +32,6 @@ def register(source: Source, *, name: str = "", registry: CollectorRegistry | No
     if isinstance(source, Controller | AsyncController):
         role = "controller"
     else:
-        role = "nb" if isinstance(source, NbApi) else "local_cache"
+        role = "nb" if isinstance(source, NbApi | AsyncNbApi) else "local_cache"
     report = metrics.report_of() if registry is None else metrics.report_of(registry)
     return report.add(role, source.statistics, name=name)

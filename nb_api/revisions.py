@@ -6,7 +6,7 @@ chooses the revisions, each is a number that counts, and below it a *nonce*, bit
 revision asks whether it is there: the change 100 of another history has other bits, and is another revision.
 
 Drivers whose store counts by itself add the nonce below the store's number in the same way.  Redis needs none: no
-revision is given twice there (`drivers.db.redis`).
+revision is given twice there (`heliograph_drivers.db.redis`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,15 @@ from typing import ClassVar
 from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError, TransportUnavailable
 
+__all__ = [
+    "JournalError",
+    "MalformedMessage",
+    "UnexpectedMessage",
+    "WindowFull",
+    "WorkerProtocolError",
+    "WorkerRefused",
+]
+
 
 class WindowFull(TransportUnavailable):
     """The service took nothing for ``send_timeout`` and the window is full.  The event was not taken: send it again."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pubsub_api.core.durability import Durability, HistoryOutcome
-    from pubsub_api.core.events import Event
+    from pubsub_api.core.events import Event, GroupEvent
     from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
     from pubsub_api.core.sending.publisher import Predecessor
     from pubsub_api.core.settings import History
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pubsub_api.publishing.statistics import PublisherStatistics
     from pubsub_api.session import Session, open
     from pubsub_api.subscribing.history import HistorySource, Mismatch
+    from pubsub_api.subscribing.scheme import GroupMember
     from pubsub_api.subscribing.statistics import SubscriberStatistics
     from pubsub_api.subscribing.subscriber import Subscriber
 
@@ -32,6 +33,8 @@ __all__ = [
     "Capabilities",
     "Durability",
     "Event",
+    "GroupEvent",
+    "GroupMember",
     "History",
     "HistoryOutcome",
     "HistorySource",
@@ -55,6 +58,8 @@ _HOMES = {
     "Capabilities": "pubsub_api.driver",
     "Durability": "pubsub_api.core.durability",
     "Event": "pubsub_api.core.events",
+    "GroupEvent": "pubsub_api.core.events",
+    "GroupMember": "pubsub_api.subscribing.scheme",
     "History": "pubsub_api.core.settings",
     "HistoryOutcome": "pubsub_api.core.durability",
     "HistorySource": "pubsub_api.subscribing.history",
@@ -86,4 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What programs use, and nothing that is only imported here."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

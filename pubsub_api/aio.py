@@ -13,23 +13,27 @@ fills, and a resync follows, exactly as for a slow callback.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 
 from oslo_config import cfg
 
 from pubsub_api import session as blocking
-from pubsub_api.core.durability import Durability, HistoryOutcome
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.events import Event
 from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.sending.publisher import Predecessor
-from pubsub_api.core.settings import History
+from pubsub_api.errors import Closed
 from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.publishing.statistics import PublisherStatistics
-from pubsub_api.subscribing.history import HistorySource, Mismatch
+from pubsub_api.runtime.loops import ToldCondition, in_own_thread, outcome
+from pubsub_api.subscribing.group_aio import AsyncGroupMember
+from pubsub_api.subscribing.history import Mismatch
+from pubsub_api.subscribing.past import Past
+from pubsub_api.subscribing.scheme import GroupMember
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 from pubsub_api.subscribing.subscriber import Subscriber
 
@@ -82,13 +86,17 @@ class AsyncPublisher:
 
 
 class AsyncSubscriber:
-    """`Subscriber` for coroutines: iterate to get events and resyncs in the order in which they happened."""
+    """`Subscriber` for coroutines: iterate, or `get`, for events and resyncs in the order in which they happened.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    One reading task at a time, on any loop.  A task that is cancelled, or leaves its loop, leaves nothing out: who
+    reads next gets what follows.
+    """
+
+    def __init__(self) -> None:
+        self._changed = ToldCondition()
         self._batches: deque[Sequence[Event | Resync]] = deque()
-        self._arrived = asyncio.Event()
-        self._room = threading.Semaphore(BATCHES_MAX)
+        self._left: Iterator[Event | Resync] = iter(())
+        """Of the batch that is being read."""
         self._is_closed = False
         self._subscriber: Subscriber | None = None
 
@@ -102,27 +110,45 @@ class AsyncSubscriber:
         return self._subscriber
 
     def on_batch(self, batch: Sequence[Event | Resync]) -> None:
-        """Called by the subscriber, on whatever thread calls the user; waits while the loop has enough to do."""
-        self._room.acquire()
-        if not self._is_closed:
-            self._batches.append(batch)
-            self._loop.call_soon_threadsafe(self._arrived.set)
+        """Called by the subscriber, on whatever thread calls the user; waits while there is enough to read."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._batches) < BATCHES_MAX or self._is_closed)
+            if not self._is_closed:
+                self._batches.append(batch)
+                self._changed.notify_all()
 
     def on_resync(self, resync: Resync) -> None:
         self.on_batch((resync,))
 
     async def __aiter__(self) -> AsyncIterator[Event | Resync]:
+        """Until it is closed, and what had arrived is read."""
         while True:
-            while self._batches:
-                batch = self._batches.popleft()
-                self._room.release()
-                for item in batch:
-                    yield item
-            if self._is_closed:
+            for item in self._left:
+                yield item
+            if not await self._fetch(None):
                 return
-            self._arrived.clear()
-            if not self._batches and not self._is_closed:
-                await self._arrived.wait()
+
+    async def get(self, *, timeout_s: float | None = None) -> Event | Resync | None:
+        """The next event or resync, None when none came within the time.  Raises Closed.
+
+        Without a time it waits as long as it takes.
+        """
+        while (item := next(self._left, None)) is None:
+            if not await self._fetch(timeout_s):
+                if self._is_closed:
+                    raise Closed("the subscriber was closed")
+                return None
+        return item
+
+    async def _fetch(self, timeout_s: float | None) -> bool:
+        """The next batch; False when the time is over, or it was closed and all is read."""
+        await self._changed.wait_for_in_loop(lambda: bool(self._batches) or self._is_closed, timeout_s)
+        with self._changed:
+            if not self._batches:
+                return False
+            self._left = iter(self._batches.popleft())
+            self._changed.notify_all()
+            return True
 
     async def wait_ready(self, *, timeout_s: float) -> None:
         """As `Subscriber.wait_ready`."""
@@ -145,12 +171,11 @@ class AsyncSubscriber:
         return self.blocking.statistics()
 
     async def close(self) -> None:
-        """Stop receiving; an iteration that is under way ends after what has arrived."""
-        self._is_closed = True
-        # The dispatcher may be waiting for room; let it through, whatever it brings is dropped.
-        self._room.release(BATCHES_MAX)
-        await asyncio.to_thread(self.blocking.close)
-        self._arrived.set()
+        """Stop receiving; an iteration that is under way ends after what has arrived.  Goes on when it is cancelled."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()  # the dispatcher may be waiting for room; whatever it brings is dropped
+        await outcome(in_own_thread(self.blocking.close, "heliograph-aio-close"))
 
     async def __aenter__(self) -> AsyncSubscriber:
         return self
@@ -177,28 +202,26 @@ class AsyncSession:
         return AsyncPublisher(publisher)
 
     def subscriber(
-        self,
-        topics: Sequence[str],
-        *,
-        addresses: Sequence[str] | None = None,
-        history: History | None = None,
-        durability: Durability | None = None,
-        history_source: HistorySource | None = None,
+        self, topics: Sequence[str], *, addresses: Sequence[str] | None = None, past: Past | None = None
     ) -> AsyncSubscriber:
-        """As `Session.subscriber`, with iteration as the only way to receive."""
-        face = AsyncSubscriber(asyncio.get_running_loop())
+        """As `Session.subscriber`, without callbacks."""
+        face = AsyncSubscriber()
         face.attach(
             self._session.subscriber(
-                topics,
-                on_events=face.on_batch,
-                on_resync=face.on_resync,
-                addresses=addresses,
-                history=history,
-                durability=durability,
-                history_source=history_source,
+                topics, on_events=face.on_batch, on_resync=face.on_resync, addresses=addresses, past=past
             )
         )
         return face
+
+    async def group(
+        self, name: str, topic_filter: str, *, ordered: bool = True, auto_ack: bool = True, member: str = ""
+    ) -> AsyncGroupMember:
+        """As `Session.group`, without callbacks: ``async with await session.group("billing", "orders/#") as one``."""
+        join = functools.partial(
+            self._session.group, name, topic_filter, ordered=ordered, auto_ack=auto_ack, member=member
+        )
+        made = in_own_thread(join, "heliograph-group-aio")
+        return AsyncGroupMember(await outcome(made, undo=GroupMember.close))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._session.close)
@@ -223,4 +246,4 @@ def open(
     return AsyncSession(blocking.open(url, log=log, config_files=config_files, conf=conf))
 
 
-__all__ = ["AsyncPublisher", "AsyncSession", "AsyncSubscriber", "open"]
+__all__ = ["AsyncGroupMember", "AsyncPublisher", "AsyncSession", "AsyncSubscriber", "open"]

@@ -127,6 +127,9 @@ class CacheNode(Closeable):
     def address(self) -> str:
         return self._serving_end.address
 
+    def _about(self) -> str:
+        return f"at {self.address}"
+
     # -- what the driver calls
 
     def on_frames(self, received: Sequence[bytes]) -> None:

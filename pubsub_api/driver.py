@@ -22,6 +22,25 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+__all__ = [
+    "Asked",
+    "Capabilities",
+    "Connected",
+    "Disconnected",
+    "LendingReceiver",
+    "LinkEvent",
+    "LinkReport",
+    "PubSubApi",
+    "PublisherApi",
+    "PublisherReport",
+    "QueryHandler",
+    "Receiver",
+    "SecurityMode",
+    "SendRefused",
+    "Subscribed",
+    "SubscriberApi",
+]
+
 SecurityMode = Literal["curve", "tls", "mtls", "password", "acl", "unix-permissions"]
 LinkEvent = Literal["connect", "disconnect", "subscribed"]
 

@@ -21,12 +21,14 @@ from pubsub_api.driver import Capabilities, PubSubApi
 from pubsub_api.publishing.publisher import Publisher, default_name
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.subscribing import history as histories
 from pubsub_api.subscribing.dispatching import OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import HistorySource
 from pubsub_api.subscribing.history_gate import HistoryGate
-from pubsub_api.subscribing.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
+from pubsub_api.subscribing.past import Past, understood
+from pubsub_api.subscribing.scheme import QUEUE, SHARED, GroupMember, OnGroupEvent, OnGroupEvents, scheme_of
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 from pubsub_api.subscribing.subscriber import Subscriber
 
@@ -48,7 +50,7 @@ class Session(Closeable):
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
         self._conf = conf
         self._driver = driver
-        self._children: dict[int, Publisher | Subscriber | CacheNode | SchemeSubscriber] = {}
+        self._children: dict[int, Publisher | Subscriber | CacheNode | GroupMember] = {}
         """By running number.  Those that were closed leave when the next one is made."""
         self._children_made = 0
         self._is_closed = False
@@ -63,6 +65,10 @@ class Session(Closeable):
     def capabilities(self) -> Capabilities:
         """What the selected driver can do."""
         return self._driver.capabilities
+
+    def _about(self) -> str:
+        addresses = map(without_password, self._driver.listen_addresses())
+        return f"of {type(self._driver).__name__} {', '.join(addresses)}"
 
     def publisher(
         self, *, name: str = "", predecessor: Predecessor | None = None, guid: bytes | None = None
@@ -96,65 +102,124 @@ class Session(Closeable):
         on_event: OnEvent | None = None,
         *,
         on_events: OnEvents | None = None,
-        on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
-        takes_repeats: bool = False,
         addresses: Sequence[str] | None = None,
-        history: History | None = None,
-        durability: Durability | None = None,
-        history_source: HistorySource | None = None,
-        auto_ack: bool = True,
-        member: str = "",
+        past: Past | None = None,
     ) -> Subscriber:
         """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
 
-        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper), ``on_frames`` with frames as they
-        were sent, undecoded; with none of them, iterate over it.  With ``takes_repeats``, ``on_frames`` is also called
-        with frames that come again, or after a resync has said that they are lost: that is for who keeps them, knows by
-        their numbers what it has, and does not care for their order.
-        ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
-        ``durability`` asks for the past that is kept of the topics, delivered before what is live, and says how well
-        it should be kept at least; ``history_source`` is where it is read, by default what ``[pubsub] history_source``
-        names.  It is for events, not for frames.
-        Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; ``auto_ack`` and ``member``,
-        the name under which this program takes part, are for those.  Raises InvalidTopic, InvalidConfig, UsageError.
+        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper); with neither, iterate over it, or
+        call `Subscriber.get`.  ``addresses`` replaces the publishers' addresses of the configuration.
+
+        ``past`` is what is wanted of the time before, and comes first: ``"all"`` that publishers and caches have, or a
+        number, the newest events of each stream; or what is kept of the topics, at least as ``"transient_local"``,
+        ``"transient"`` or ``"persistent"`` (`pubsub_api.subscribing.past` has all values).
+
+        Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; see `group`.  Raises
+        InvalidTopic, InvalidConfig, UsageError.
         """
         self._check_open()
-        _check_callable(on_event=on_event, on_events=on_events, on_frames=on_frames, on_resync=on_resync)
-        _check_past(history, durability)
-        if isinstance(topics, str):
-            raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
-        scheme = scheme_of(topics)
+        _check_callable(on_event=on_event, on_events=on_events, on_resync=on_resync)
+        wanted = understood(past)
+        scheme = scheme_of(_checked(topics))
         if scheme is not None:
-            if on_frames or on_resync or takes_repeats or addresses or history or durability:
-                raise UsageError(
-                    "on_frames, on_resync, takes_repeats, addresses, history and durability have no meaning for these "
-                    "filters"
-                )
-            return self._scheme_subscriber(scheme, topics, on_event, on_events, auto_ack=auto_ack, member=member)
-        if takes_repeats and not on_frames:
-            raise UsageError("events are delivered once: give takes_repeats together with on_frames")
+            if on_resync or addresses or wanted:
+                raise UsageError("on_resync, addresses and past have no meaning for these filters")
+            subscriber: Any = scheme.subscriber(
+                self, topics, on_event=on_event, on_events=on_events, auto_ack=True, member=""
+            )  # fmt: skip
+            self._adopt(subscriber)
+            found: Subscriber = subscriber  # by its methods, not by its class
+            return found
         gate = None
-        if durability:
-            if on_frames:
-                raise UsageError("frames have no history: give durability together with on_event or on_events")
-            gate = self._gate(topics, durability, history_source, on_event, on_events, on_resync)
+        if isinstance(wanted, Durability | HistorySource) and wanted is not Durability.VOLATILE:
+            gate = self._gate(topics, wanted, on_event, on_events, on_resync)
             on_event, on_events, on_resync = None, gate.live, gate.resync
-            history = history or (History() if gate.asks_publishers else None)
+            wanted = History() if gate.asks_publishers else None
+        return self._bus_subscriber(
+            topics,
+            addresses,
+            on_event=on_event,
+            on_events=on_events,
+            on_resync=on_resync,
+            history=wanted if isinstance(wanted, History) else None,
+            gate=gate,
+        )
+
+    def frames(
+        self,
+        topics: Sequence[str],
+        on_frames: OnFrames,
+        *,
+        on_resync: OnResync | None = None,
+        takes_repeats: bool = False,
+        addresses: Sequence[str] | None = None,
+        past: int | str | History | None = None,
+    ) -> Subscriber:
+        """A new subscriber for who stores or passes on what was sent: ``on_frames`` gets frames, undecoded.
+
+        With ``takes_repeats`` it also gets frames that come again, or after a resync has said that they are lost: that
+        is for who keeps them, knows by their numbers what it has, and does not care for their order.  ``past`` is
+        ``"all"`` that publishers and caches have, or a number.  All else as for `subscriber`.
+        """
+        self._check_open()
+        _check_callable(on_frames=on_frames, on_resync=on_resync)
+        wanted = understood(past)
+        if scheme_of(_checked(topics)) is not None or not (wanted is None or isinstance(wanted, History)):
+            raise UsageError("frames are what publishers and caches send: neither groups nor kept history have them")
+        return self._bus_subscriber(
+            topics,
+            addresses,
+            on_frames=on_frames,
+            on_resync=on_resync,
+            takes_repeats=takes_repeats,
+            history=wanted,
+        )
+
+    def group(
+        self,
+        name: str,
+        topic_filter: str,
+        on_event: OnGroupEvent | None = None,
+        *,
+        on_events: OnGroupEvents | None = None,
+        ordered: bool = True,
+        auto_ack: bool = True,
+        member: str = "",
+    ) -> GroupMember:
+        """Join a group of consumers that share the events of a filter; each event goes to one of them.
+
+        ``ordered`` keeps the order of every topic and key; without, the group is a queue of work, and each event goes
+        to a member that has room.  The same as the filters ``$shared/NAME/FILTER`` and ``$queue/NAME/FILTER`` of
+        `subscriber`.  With ``auto_ack`` an event is acknowledged when the callback returns, or when the next one is
+        asked for; without, call `GroupMember.acknowledge` or `refuse` for each.  ``member`` is the name under which
+        this program takes part, the same after a restart.
+
+        Needs a durable log: ``open(url, log=url)``, or ``[log] url``.  Blocks until the group is found or declared in
+        it.  Raises InvalidTopic, InvalidConfig, UsageError, DriverNotFound, and what the log and the group raise.
+        """
+        self._check_open()
+        _check_callable(on_event=on_event, on_events=on_events)
+        if "/" in name or not name:
+            raise UsageError(f"a group has a name without /, not {name!r}")
+        topics = [f"{SHARED if ordered else QUEUE}/{name}/{topic_filter}"]
+        scheme = scheme_of(topics)
+        assert scheme is not None
+        made = scheme.subscriber(
+            self, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, member=member
+        )  # fmt: skip
+        self._adopt(made)
+        return made
+
+    def _bus_subscriber(self, topics: Sequence[str], addresses: Sequence[str] | None, **rest: Any) -> Subscriber:
         subscriber = Subscriber(
             self._driver,
             settings.subscriber_settings(self._conf, self._driver.capabilities),
             list(topics),
             addresses=self._driver.listen_addresses() if addresses is None else addresses,
-            on_event=on_event,
-            on_events=on_events,
-            on_frames=on_frames,
-            on_resync=on_resync,
-            takes_repeats=takes_repeats,
-            history=history,
-            gate=gate,
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
             clock=self._clock,
+            **rest,
         )
         self._adopt(subscriber)
         return subscriber
@@ -162,8 +227,7 @@ class Session(Closeable):
     def _gate(
         self,
         topics: Sequence[str],
-        durability: Durability,
-        source: HistorySource | None,
+        past: Durability | HistorySource,
         on_event: OnEvent | None,
         on_events: OnEvents | None,
         on_resync: OnResync | None,
@@ -171,7 +235,7 @@ class Session(Closeable):
         if on_event and on_events:
             raise UsageError("give one of on_event and on_events")
         return HistoryGate(
-            source or histories.open_source(self, topics, durability),
+            past if isinstance(past, HistorySource) else histories.open_source(self, topics, past),
             on_events or (one_by_one(on_event) if on_event else None),
             on_resync,
             hold_s=HISTORY_HOLD_S,
@@ -179,23 +243,6 @@ class Session(Closeable):
             read_timeout_s=_HISTORY_READ_TIMEOUT_S,
             retry_s=_HISTORY_RETRY_S,
         )
-
-    def _scheme_subscriber(
-        self,
-        scheme: SubscriptionScheme,
-        topics: Sequence[str],
-        on_event: OnEvent | None,
-        on_events: OnEvents | None,
-        *,
-        auto_ack: bool,
-        member: str,
-    ) -> Subscriber:
-        made: Any = scheme.subscriber(
-            self, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, member=member
-        )
-        self._adopt(made)
-        subscriber: Subscriber = made  # by its methods, not by its class
-        return subscriber
 
     def cache(
         self,
@@ -238,7 +285,7 @@ class Session(Closeable):
         while self._children:
             self._children.popitem()[1].close()
 
-    def _adopt(self, child: Publisher | Subscriber | CacheNode | SchemeSubscriber) -> None:
+    def _adopt(self, child: Publisher | Subscriber | CacheNode | GroupMember) -> None:
         self._forget_closed()
         self._children[self._children_made] = child
         self._children_made += 1
@@ -260,12 +307,10 @@ def _check_callable(**callbacks: object) -> None:
             raise UsageError(f"{name} is called back, and {callback!r} cannot be called")
 
 
-def _check_past(history: object, durability: object) -> None:
-    if history is not None and not isinstance(history, History):
-        raise UsageError(f"history is a pubsub_api.History, not {history!r}")
-    if durability is not None and not isinstance(durability, Durability):
-        kinds = ", ".join(f"Durability.{kind.name}" for kind in Durability)
-        raise UsageError(f"durability is one of {kinds}, not {durability!r}")
+def _checked(topics: Sequence[str]) -> Sequence[str]:
+    if isinstance(topics, str):
+        raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
+    return topics
 
 
 def open(

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from pubsub_api.errors import HeliographError, UsageError
 
+__all__ = [
+    "GroupDestroyed",
+    "GroupError",
+    "GroupExists",
+    "GroupNotFound",
+    "NotAGroupEvent",
+]
+
 
 class GroupError(HeliographError):
     """A group could not do what was asked."""

@@ -1,12 +1,12 @@
-"""How `Session.subscriber` comes to shared subscriptions: the entry points ``shared`` and ``queue``."""
+"""How a session comes to shared subscriptions: the entry points ``shared`` and ``queue``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import durable_log
-from pubsub_api.subscribing.scheme import SubscriptionScheme
+from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents, SubscriptionScheme
 from shared_subscriptions import config
 from shared_subscriptions.consuming.subscriber import GroupSubscriber
 from shared_subscriptions.leading.recording import Recording
@@ -23,8 +23,8 @@ class SharedScheme(SubscriptionScheme):
         session: Session,
         topics: Sequence[str],
         *,
-        on_event: Any,
-        on_events: Any,
+        on_event: OnGroupEvent | None,
+        on_events: OnGroupEvents | None,
         auto_ack: bool,
         member: str,
     ) -> GroupSubscriber:
@@ -37,12 +37,12 @@ def subscribe(
     session: Session,
     topics: Sequence[str],
     *,
-    on_event: Any = None,
-    on_events: Any = None,
+    on_event: OnGroupEvent | None = None,
+    on_events: OnGroupEvents | None = None,
     auto_ack: bool = True,
     member: str = "",
 ) -> GroupSubscriber:
-    """The same as `Session.subscriber` with its own type, for programs that are checked; close it yourself.
+    """A member of several groups, by filters ``$shared/GROUP/FILTER`` and ``$queue/GROUP/FILTER``; close it yourself.
 
     Raises InvalidTopic, InvalidConfig, GroupExists, LogError.
     """

@@ -7,6 +7,17 @@ from typing import ClassVar
 from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError, UsageError
 
+__all__ = [
+    "CheckpointCopied",
+    "JavaMissing",
+    "JobNameTaken",
+    "LakeConflict",
+    "OtherLog",
+    "PipelineError",
+    "SchemaMismatch",
+    "SparkMissing",
+]
+
 
 class PipelineError(HeliographError):
     """A job of the pipeline could not do what was asked."""

@@ -3,6 +3,10 @@
 The plain reader is that of the scenario ``sync``.  Changes come as frames of 64 events, as the bus hands them over, and
 are decoded, applied, indexed and given to a callback that counts them: all that a controller does in a flood but
 receiving.  A third of them changes a field that is indexed.
+
+The proof that a copy equals the database is measured by the CPU of the process that verifies, which with SQLite has
+that of the database in it, for a million objects.  The digests that it needs are kept with every change, so what they
+cost is part of the changes; they alone are measured by adding up as many versions.
 """
 
 from __future__ import annotations
@@ -21,11 +25,15 @@ from bench.scenarios.commit import nb_conf, writes
 from bench.scenarios.sync import OBJECTS_PER_EVENT, PLAIN, TIMEOUT_S, Sync, fill, read_plainly
 from bench.targets import check
 from bench.workers import Worker, usage_now
-from nb_api import CacheChange, DbObject, LocalCache, NbApi, notify_config
+from nb_api import CacheChange, DbObject, LocalCache, NbApi, Verification, notify_config
 from nb_api.notify_config import CACHE_GROUP
 from pubsub_api import Event
+from pubsub_api.config import GROUP
 
 OURS = "heliograph LocalCache, two indexes"
+PROOF = "heliograph LocalCache.verify"
+VERIFICATIONS = 3
+MILLION = 1_000_000
 FRAME_EVENTS = 64
 LOOKUPS = 20_000
 
@@ -43,11 +51,24 @@ class Copy(NamedTuple):
     """Objects that an index has at another place than a scan."""
 
 
+class Proof(NamedTuple):
+    objects: int
+    cpu_s: float
+    """Of one verification that finds nothing."""
+    values: int
+    """Objects whose values it compared."""
+    thorough_cpu_s: float
+    digest_ns: float
+    """What the digest adds to a change."""
+    differences: int
+
+
 def measure(plan: Plan, driver: str) -> Outcome:
     """``driver`` is the bus that the controller is set up for."""
     count = round(plan.events * OBJECTS_PER_EVENT)
     plain: list[Sync] = []
     ours: list[Copy] = []
+    proofs: list[Proof] = []
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
         path = pathlib.Path(directory) / "objects.db"
         plan.say(f"writing {count:,} objects")
@@ -57,13 +78,18 @@ def measure(plan: Plan, driver: str) -> Outcome:
             plain.append(_call(read_plainly, path, driver))
             plan.say(f"round {number} of {plan.rounds}: {OURS}")
             ours.append(_call(follow, path, driver, plan.events))
+            plan.say(f"round {number} of {plan.rounds}: {PROOF}")
+            proofs.append(_call(prove, path, driver))
     measured = {
         "memory": ratio(ours, plain, lambda run: run.bytes),
         "look-up": median(ours, lambda run: max(run.lookup_us, run.index_us)),
         "changes": median(ours, lambda run: run.changes_per_s),
         "wrong": float(max(run.wrong for run in ours)),
+        "verify": median(proofs, lambda run: run.cpu_s / run.objects * MILLION),
+        "differences": float(max(run.differences for run in proofs)),
     }
-    return Outcome("controller", driver, [_row(ours)], check("controller", driver, measured))
+    rows = [_row(ours), _proof_row(proofs)]
+    return Outcome("controller", driver, rows, check("controller", driver, measured))
 
 
 def _call(role: Callable[..., None], *arguments: Any) -> Any:
@@ -81,6 +107,17 @@ def _row(runs: Sequence[Copy]) -> Row:
         "us/look-up": round(median(runs, lambda run: run.lookup_us), 2),
         "us/index": round(median(runs, lambda run: run.index_us), 2),
         "changes/s": round(median(runs, lambda run: run.changes_per_s)),
+    }
+
+
+def _proof_row(runs: Sequence[Proof]) -> Row:
+    return {
+        "case": PROOF,
+        "objects": runs[0].objects,
+        "cpu s": round(median(runs, lambda run: run.cpu_s), 2),
+        "values": runs[0].values,
+        "thorough cpu s": round(median(runs, lambda run: run.thorough_cpu_s), 2),
+        "ns/change": round(median(runs, lambda run: run.digest_ns)),
     }
 
 
@@ -129,6 +166,37 @@ def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> N
                 cache.on_events(events)
             rate = changes / (time.process_time() - start)
             pipe.send(Copy(count, used.resident_bytes, lookup_us, index_us, rate, _wrong(cache)))
+
+
+def prove(pipe: Connection, path: pathlib.Path, driver: str) -> None:
+    conf = nb_conf(driver)
+    conf.set_override("enable_df_pub_sub", False, group=GROUP)  # nobody publishes here: a bus would only be away
+    with NbApi.open(conf=conf, url=f"sqlite://{path}") as nb, LocalCache(nb, tables=["port"]) as cache:
+        cache.wait_synced(timeout_s=TIMEOUT_S)
+        runs = [_cpu_of(cache.verify) for _ in range(VERIFICATIONS)]
+        thorough_cpu_s, thorough = _cpu_of(lambda: cache.verify(timeout_s=TIMEOUT_S, is_thorough=True))
+        cpu_s, found = sorted(runs, key=lambda run: run[0])[VERIFICATIONS // 2]
+        differences = sum(len(one.differences) for _, one in runs) + len(thorough.differences)
+        pipe.send(Proof(found.objects, cpu_s, found.values, thorough_cpu_s, _digest_ns(), differences))
+
+
+def _cpu_of(verify: Callable[[], Verification]) -> tuple[float, Verification]:
+    start = time.process_time()
+    found = verify()
+    return time.process_time() - start, found
+
+
+def _digest_ns() -> float:
+    """What `nb_api.core.cache` does for the digest at every update, less the loop around it."""
+    totals = {"port": 0}
+    versions = range(1 << 50, (1 << 50) + MILLION)
+    start = time.process_time()
+    for version in versions:
+        totals["port"] += version - 1
+    counted = time.process_time()
+    for _ in versions:
+        pass
+    return ((counted - start) - (time.process_time() - counted)) / MILLION * 1e9
 
 
 def _us_each(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:

@@ -1,9 +1,10 @@
 """Four members of one group: events/s acknowledged, next to four consumers of a Redis stream on the same server.
 
 Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
-100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, what idle
-groups cost, and how long a group stands still when a member or its leader is killed.  What is consumed is there before
-the first consumer begins, but for the jobs, for which members wait.
+100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, and how long
+a group stands still when a member or its leader is killed.  Under both it is measured what idle groups cost, and how
+long an event takes from its publisher over the bus and the log to a callback.  What is consumed is there before the
+first consumer begins, but for jobs and events whose time is taken, for which members wait.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import time
 from collections.abc import Iterator
 
 import durable_log
-from bench import consumers, events, failover, redis_server
-from bench.plan import Outcome, Plan, Row
+from bench import consumers, events, failover, group_latency, redis_server
+from bench.plan import Outcome, Plan, Row, percentile_us
 from bench.targets import check
 from bench.workers import Worker
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
+from pubsub_api.testing.ports import free_port
 from shared_subscriptions import groups
 
 MEMBERS, MEMBERS_QUICK = 4, 2
@@ -33,34 +35,35 @@ SHARES = {"one by one": 0.05, "100 per call": 0.5}
 OURS_SHARE = 2.0
 JOB_S = 0.01
 JOBS = 1200
+LATENCY, LATENCY_QUICK = 1000, 20
 IDLE, IDLE_QUICK = 1000, 20
 IDLE_S, IDLE_QUICK_S = 20.0, 0.5
 OURS = "heliograph, $shared"
+LOGS = {"zmq": "sqlite", "redis": "redis"}
 RAW = {name: f"XREADGROUP and XACK, {name}" for name in SHARES}
 
 
 def measure(plan: Plan, driver: str) -> Outcome:
-    if driver not in ("zmq", "redis"):
+    if driver not in LOGS:
         return Outcome("groups", driver, [], [], ["a group belongs to no transport: see zmq for SQLite, and redis"])
     rates = _rates(plan, driver)
     ours = rates[OURS]
     rows: list[Row] = [{"case": name, "events/s": round(statistics.median(found))} for name, found in rates.items()]
+    measured: dict[str, float] = {}
+    for part in (_measure_latency, _measure_idle):
+        row, found = part(plan, driver)
+        rows.append(row)
+        measured |= found
     if driver == "redis":
-        measured = {
+        measured |= {
             name: statistics.median(mine / other for mine, other in zip(ours, rates[case], strict=True))
             for name, case in (("single", RAW["one by one"]), ("batch", RAW["100 per call"]))
         }
         return Outcome("groups", driver, rows, check("groups", driver, measured))
-    measured = {"embedded": statistics.median(ours)}
+    measured["embedded"] = statistics.median(ours)
     jobs = _jobs(plan)
     rows += [{"case": f"$queue, {name}", "of the shortest time": round(found, 3)} for name, found in jobs.items()]
     measured |= {"queue": 1 / jobs["jobs of 10 ms"], "slow member": jobs["one member 10 times slower"]}
-    ready_s, share, threads, descriptors = _idle(plan)
-    rows.append({
-        "case": f"{IDLE_QUICK if plan.is_quick else IDLE} idle groups", "of a core": round(share, 4),
-        "threads": threads, "descriptors": descriptors, "ready after s": round(ready_s, 2),
-    })  # fmt: skip
-    measured |= {"idle cpu": share, "idle threads": float(threads)}
     if plan.is_quick:
         notes = ["nobody was killed: that takes longer than quick"]
         return Outcome("groups", driver, rows, check("groups", driver, measured), notes)
@@ -114,14 +117,29 @@ def _burst(url: str, speeds: list[float], count: int) -> float:
     return sum(1 / job_s for job_s in speeds) / rate
 
 
-def _idle(plan: Plan) -> tuple[float, float, int, int]:
-    """Seconds until many groups are ready, the share of a core that they take then, threads and descriptors."""
-    plan.say("groups: idle ones")
+def _measure_latency(plan: Plan, driver: str) -> tuple[Row, dict[str, float]]:
+    """How long lone events take from their publisher to a callback of one of two members."""
+    plan.say(f"groups, {driver}: from publisher to callback")
+    with _store(driver) as url:
+        bus = url.partition("?")[0] if driver == "redis" else f"zmq://127.0.0.1:{free_port()}"
+        took = group_latency.measure(bus, url, LATENCY_QUICK if plan.is_quick else LATENCY)
+    p50, p99 = (percentile_us(took, part) / 1000 for part in (0.5, 0.99))
+    return {"case": "publisher to callback", "p50 ms": round(p50, 2), "p99 ms": round(p99, 2)}, {
+        f"{LOGS[driver]} p50": p50
+    }
+
+
+def _measure_idle(plan: Plan, driver: str) -> tuple[Row, dict[str, float]]:
+    plan.say(f"groups, {driver}: idle ones")
     count, watch_s = (IDLE_QUICK, IDLE_QUICK_S) if plan.is_quick else (IDLE, IDLE_S)
-    with _store("zmq") as url, Worker(consumers.idle, url, count, watch_s) as worker:
-        found: tuple[float, float, int, int] = worker.hear()
+    with _store(driver) as url, Worker(consumers.idle, url, count, watch_s) as worker:
+        ready_s, share, threads, descriptors = worker.hear()
         worker.end()
-    return found
+    row: Row = {
+        "case": f"{count} idle groups", "of a core": round(share, 4), "threads": threads,
+        "descriptors": descriptors, "ready after s": round(ready_s, 2),
+    }  # fmt: skip
+    return row, {"idle cpu": share, "idle threads": float(threads)}
 
 
 def _stalls(plan: Plan) -> dict[str, float]:

@@ -8,6 +8,7 @@ Drivers that let every process publish need no service and are left out.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from bench import catalog, through_service
@@ -46,6 +47,9 @@ def measure(plan: Plan, driver: str) -> Outcome:
     measured = {
         "received": ratio(served, direct, lambda run: run.events_per_s),
         "applied": ratio(copied, direct, lambda run: run.events_per_s),
+        "p50": statistics.median(
+            _lone_us(mine, 0.5) / p50_us(other) for mine, other in zip(served_lone, direct_lone, strict=True)
+        ),
         "lost": float(sum(one.lost for one in (*served, *copied))),
     }
     rows = [
@@ -80,8 +84,12 @@ def _service_row(what: str, runs: Sequence[ServiceRun]) -> Row:
     }
 
 
+def _lone_us(run: ServiceRun, part: float) -> float:
+    return percentile_us(run.finding["latencies_ns"], part)
+
+
 def _lone_columns(runs: Sequence[ServiceRun]) -> Row:
     return {
-        "p50 us": round(median(runs, lambda run: percentile_us(run.finding["latencies_ns"], 0.5))),
-        "p99 us": round(median(runs, lambda run: percentile_us(run.finding["latencies_ns"], 0.99))),
+        "p50 us": round(median(runs, lambda run: _lone_us(run, 0.5))),
+        "p99 us": round(median(runs, lambda run: _lone_us(run, 0.99))),
     }

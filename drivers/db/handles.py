@@ -67,7 +67,9 @@ class Handles(Generic[H]):
         self._open_handle = open_handle
         self._limits = limits
         self.is_closed = False
-        self._freed = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._freed = threading.Condition(self._lock)
         self._idle: list[tuple[H, float]] = []
         """With the time of their last use, which rises."""
         self._busy: set[H] = set()
@@ -95,7 +97,7 @@ class Handles(Generic[H]):
     def release(self, handle: H, *, is_whole: bool) -> None:
         """Give one back.  Only a whole one, which waits for no answer, is kept.  One that was borrowed before a fork is
         left alone."""
-        with self._freed:
+        with self._lock:
             if handle not in self._busy:
                 forking.set_aside(handle)
                 return
@@ -111,7 +113,10 @@ class Handles(Generic[H]):
     def close_idle(self) -> None:
         """Close what was unused for a while."""
         oldest = time.monotonic() - IDLE_S
-        with self._freed:
+        idle = self._idle
+        if not idle or idle[0][1] > oldest:
+            return  # as nearly always; without the lock, since the next one looks again
+        with self._lock:
             count = sum(used_at <= oldest for _, used_at in self._idle)
             unused, self._idle = self._idle[:count], self._idle[count:]
         for handle, _ in unused:
@@ -119,7 +124,7 @@ class Handles(Generic[H]):
 
     def close(self) -> None:
         """Close what is idle and cut what is busy.  Idempotent."""
-        with self._freed:
+        with self._lock:
             self.is_closed = True
             idle, self._idle = self._idle, []
             for handle in self._busy:
@@ -130,12 +135,13 @@ class Handles(Generic[H]):
 
     def after_fork_in_child(self) -> None:
         forking.set_aside([*self._idle, *self._busy])
-        self._freed = threading.Condition()
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)
         self._idle, self._busy, self._opening = [], set(), 0
 
     def _take(self) -> H | None:
         """An idle connection, now busy, or None and the right to open one."""
-        with self._freed:
+        with self._lock:
             limits = self._limits
             if not self._freed.wait_for(self._is_free, limits.timeout_s):
                 raise DbUnavailable(
@@ -157,7 +163,7 @@ class Handles(Generic[H]):
         try:
             handle = self._open_handle()
         finally:
-            with self._freed:
+            with self._lock:
                 self._opening -= 1
                 if handle is not None:
                     self._busy.add(handle)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from drivers.postgres_common.pool import PostgresConnection
-from drivers.postgres_common.settings import PostgresSettings
+from heliograph_drivers.postgres_common.pool import PostgresConnection
+from heliograph_drivers.postgres_common.settings import PostgresSettings
 from pubsub_api.errors import InvalidConfig
 
 

@@ -7,6 +7,7 @@ lets it.  A server that is stopped or cut off lets it wait for ever, so here eve
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import random
@@ -21,8 +22,8 @@ from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from drivers.db.handles import Handles
-from drivers.postgres_common.settings import PostgresSettings
+from heliograph_drivers.db.handles import Handles
+from heliograph_drivers.postgres_common.settings import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
@@ -37,8 +38,8 @@ _READ, _WRITE = 1, 2  # as psycopg's generators say what they wait for, and want
 # Classes of SQLSTATE for which trying again later can help: connection, transaction state (a standby is read-only),
 # rollback, resources, lock not available, operator intervention (which includes timeouts), system.
 _PASSING = {"08", "25", "40", "53", "55", "57", "58"}
-# No privilege; a schema, table, function or column is not there: an operator has to set something up.
-_CONFIGURATION = {"42501", "3F000", "42P01", "42883", "42703"}
+# No privilege; a schema, table or column is not there: an operator has to set something up.
+_CONFIGURATION = {"42501", "3F000", "42P01", "42703"}
 
 # What it says when max_connections are open.  A refusal at login has no SQLSTATE that libpq would show.
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
@@ -53,13 +54,24 @@ SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transacti
 """
 
 
+class FunctionsMissing(InvalidConfig):
+    """The database lacks a function of ours.  Nothing was done."""
+
+
 class PreparedStatement(NamedTuple):
     """A statement for `PostgresConnection.call`."""
 
     name: bytes
+    """No other source has it."""
     source: bytes
     formats: Sequence[int]
     """Of the parameters: 0 for text, 1 for the bytes themselves."""
+
+
+def prepared(source: str, formats: Sequence[int]) -> PreparedStatement:
+    """A statement whose name follows from its source."""
+    digest = hashlib.blake2b(source.encode(), digest_size=12).hexdigest()
+    return PreparedStatement(f"heliograph_{digest}".encode(), source.encode(), formats)
 
 
 class PostgresConnection(psycopg.Connection[Row]):
@@ -97,12 +109,18 @@ class PostgresConnection(psycopg.Connection[Row]):
             return self._call_prepared(statement, parameters)
         except psycopg.errors.InvalidSqlStatementName:  # somebody between us and the server has forgotten it
             self._known_calls -= {statement.name}
-            return self._call_prepared(statement, parameters)
+        except psycopg.errors.FeatureNotSupported:  # what it calls was replaced by something that answers otherwise
+            self._known_calls -= {statement.name}
+            self.execute(b"DEALLOCATE " + statement.name)
+        return self._call_prepared(statement, parameters)
 
     def _call_prepared(self, statement: PreparedStatement, parameters: Sequence[bytes | None]) -> list[RawRow]:
         if statement.name not in self._known_calls:
-            self.pgconn.send_prepare(statement.name, statement.source)
-            self._await_result()
+            # The name stands for the source, so one that is there is ours: somebody between us and the server has given
+            # us a connection that another one of our clients had.
+            with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
+                self.pgconn.send_prepare(statement.name, statement.source)
+                self._await_result()
             self._known_calls |= {statement.name}
         self.pgconn.send_query_prepared(statement.name, parameters, statement.formats)
         result = self._await_result()
@@ -209,6 +227,18 @@ class PostgresPool:
             finally:
                 self.release(connection)
 
+    def call(self, statement: PreparedStatement, parameters: Sequence[bytes | None]) -> list[RawRow]:
+        """As `PostgresConnection.call`, on one of ours and with our errors.  In one piece, because it is called for
+        every change."""
+        try:
+            connection = self.acquire()
+            try:
+                return connection.call(statement, parameters)
+            finally:
+                self.release(connection)
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
         """Raise errors of psycopg as ours: Closed, DbUnavailable, InvalidConfig, or DbError for the rest."""
@@ -260,6 +290,8 @@ class PostgresPool:
             return Closed("the database was closed meanwhile")
         state = error.sqlstate or ""
         message = f"{self._settings.address}: {str(error).strip() or type(error).__name__}"
+        if isinstance(error, psycopg.errors.UndefinedFunction):
+            return FunctionsMissing(message)
         if state in _CONFIGURATION:
             return InvalidConfig(message)
         is_passing = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) or state[:2] in _PASSING

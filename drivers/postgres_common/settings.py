@@ -11,7 +11,7 @@ import urllib.parse
 from typing import NamedTuple
 from urllib.parse import SplitResult
 
-from drivers.db.handles import HandleLimits
+from heliograph_drivers.db.handles import HandleLimits
 from pubsub_api.errors import InvalidConfig
 
 # Unquoted in SQL, and short enough for the name of a channel that begins with it.

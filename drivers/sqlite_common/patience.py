@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from drivers.sqlite_common.pool import SqlitePool
-from drivers.sqlite_common.writer import Operation
+from heliograph_drivers.sqlite_common.pool import SqlitePool
+from heliograph_drivers.sqlite_common.writer import Operation
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.runtime.backoff import Backoff
 

@@ -91,12 +91,12 @@ class Recorder(Closeable):
         self._statistics = RecorderStatistics()
         self._closing = threading.Event()
         self._recovery = Recovery(log, topics, self._ask_again, since=history.since if history else 0)
-        self._subscriber = session.subscriber(
+        self._subscriber = session.frames(
             topics,
-            on_frames=self._on_frames,
+            self._on_frames,
             on_resync=self._on_resync,
             addresses=addresses,
-            history=history if session.capabilities.queries else None,
+            past=history if session.capabilities.queries else None,
             takes_repeats=True,  # of what was given up, asked for again, and came
         )
 

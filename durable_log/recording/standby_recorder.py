@@ -53,9 +53,7 @@ class StandbyRecorder(Closeable):
         self._closing = threading.Event()
         self.dropped = 0
         """Frames younger than ``age_max_s`` for which there was no room."""
-        self._subscriber = session.subscriber(
-            topics, on_frames=self._on_frames, on_resync=self._on_resync, addresses=addresses
-        )
+        self._subscriber = session.frames(topics, self._on_frames, on_resync=self._on_resync, addresses=addresses)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Block until the subscription is in effect.  Raises WaitTimeout."""

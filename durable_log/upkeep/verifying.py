@@ -16,7 +16,7 @@ from pubsub_api.errors import FrameError, InvalidConfig
 
 
 @dataclasses.dataclass
-class Verification:
+class LogVerification:
     """What was looked at, and what was found to be wrong, a sentence each."""
 
     shards: int = 0
@@ -34,12 +34,12 @@ class Verification:
     them.  An older store was restored, most likely."""
 
 
-def verify(log: LogApi) -> Verification:
+def verify(log: LogApi) -> LogVerification:
     """Check every file, every frame and every offset.  Reads everything once; others may use the log meanwhile.
 
     Raises LogUnavailable; whatever else is wrong becomes a problem.
     """
-    found = Verification()
+    found = LogVerification()
     if isinstance(log, SegmentedLog):
         found.problems += log.check_store()
         found.unlisted += _unlisted(log)
@@ -52,7 +52,7 @@ def verify(log: LogApi) -> Verification:
     return found
 
 
-def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterator[str]:
+def _check_files(log: LogApi, state: ShardState, found: LogVerification) -> Iterator[str]:
     place = state.start
     try:
         segments = log.segments(state.shard)
@@ -76,7 +76,7 @@ def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterato
                 yield str(error)
 
 
-def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterator[str]:
+def _check_frames(log: LogApi, state: ShardState, found: LogVerification) -> Iterator[str]:
     """Offsets are without holes, except where compaction made some, which only it can."""
     offset = state.start
     try:

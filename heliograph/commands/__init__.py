@@ -20,6 +20,7 @@ _FOLDERS = {
     "objects": {
         "controller": "follow objects and print what changes",
         "db": "look at objects, change and watch them",
+        "verify": "prove that a copy is equal to the database",
     },
     "history": {
         "durability": "ask durability services",
@@ -29,8 +30,10 @@ _FOLDERS = {
     },
     "services": {
         "durability-service": "keep history for late joiners",
+        "fleet": "list processes: who is behind, deaf, silent, old",
         "publisher-service": "publish for all workers of this host",
         "status": "ask the publisher service how it is",
+        "top": "watch the fleet live",
     },
     "setup": {
         "completion": "print what makes a shell complete commands",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import ClassVar
 
 from nb_api.core.differences import CacheChange, Resynced
 from pubsub_api.errors import Closed
+from pubsub_api.runtime.loops import ToldCondition
 
 
 class ChangeQueue:
@@ -28,7 +28,7 @@ class ChangeQueue:
         self._size_max = size_max
         self._wants_changed = wants_changed
         self._turn = turn
-        self._changed = threading.Condition()
+        self._changed = ToldCondition()
         self._changes: deque[CacheChange] = deque()
         self._overrun: Resynced | None = None
         self._is_closed = False
@@ -39,6 +39,10 @@ class ChangeQueue:
     @property
     def is_overrun(self) -> bool:
         return self._overrun is not None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def is_primed(self) -> bool:
@@ -92,6 +96,17 @@ class ChangeQueue:
                 return overrun
         except Closed:
             return None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `get` gives something, or nothing ever again; False when it gives nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.waiting > 0 or self._is_closed, timeout_s)
+            return self.waiting > 0
+
+    async def wait_in_loop(self, timeout_s: float | None) -> bool:
+        """For a coroutine: wait until `get` gives something, or nothing ever again; False when the time is over."""
+        is_ready = await self._changed.wait_for_in_loop(lambda: self.waiting > 0 or self._is_closed, timeout_s)
+        return is_ready and self.waiting > 0
 
     def close(self) -> None:
         with self._changed:

@@ -87,6 +87,10 @@ class ChangeSource(abc.ABC):
         """Asked while the listener is called: further news is there already, and follows at once."""
         return False
 
+    def unheard(self) -> str:
+        """Why changes may have been published that cannot be heard now; empty when nothing suggests that."""
+        return ""
+
     def wake(self) -> None:
         self._awake.set()
 
@@ -220,6 +224,10 @@ class BusSource(ChangeSource):
 
     def has_more(self) -> bool:
         return self._subscriber is not None and self._subscriber.has_more()
+
+    def unheard(self) -> str:
+        statistics = self.statistics()
+        return "" if statistics is None else self._unheard(statistics, self._refused)
 
     def start(self, topics: Sequence[str]) -> None:
         if topics:

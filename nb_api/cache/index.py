@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from nb_api.cache.turn import Turn
 from nb_api.core.cache import CacheCore
-from nb_api.core.changes import DbObject
+from nb_api.core.changes import DbObject, V_co
 from nb_api.core.differences import CachedObject
 from nb_api.core.indexes import IndexData, IndexFunction
 from pubsub_api.errors import UsageError
@@ -17,8 +17,10 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-class Index:
+
+class Index(Generic[V_co]):
     """The objects of a table by what a function makes of them; made by `LocalCache.index`.
 
     Every method may be called from any thread, and from callbacks.  An index changes together with the copy: it never
@@ -27,12 +29,24 @@ class Index:
     in a forked child, as the cache does.
     """
 
-    def __init__(self, data: IndexData, core: CacheCore, moment: Turn, check: Callable[[], None]) -> None:
-        """``check`` raises when the cache cannot be read any more."""
+    def __init__(
+        self,
+        data: IndexData,
+        core: CacheCore,
+        moment: Turn,
+        check: Callable[[], None],
+        read: Callable[[DbObject], DbObject[V_co]] | None = None,
+    ) -> None:
+        """``check`` raises when the cache cannot be read any more.  ``read`` makes of an object what is given out."""
         self._data = data
         self._core = core
         self._moment = moment
         self._check = check
+        self._read = read
+
+    def read_by(self, read: Callable[[DbObject], DbObject[T]]) -> Index[T]:
+        """This index, with what a function makes of the objects that are found."""
+        return Index(self._data, self._core, self._moment, self._check, read)
 
     def __repr__(self) -> str:
         return f"<Index {self.name!r} of {self.table!r}: {len(self._data.holders)} values>"
@@ -61,14 +75,14 @@ class Index:
         with self._moment:
             return sorted(self._data.failed)
 
-    def get(self, value: Hashable) -> list[DbObject]:
+    def get(self, value: Hashable) -> list[DbObject[V_co]]:
         """The objects with this value, by key."""
         self._check()
         with self._moment:
             found = self._core.entries(self.table, sorted(self._data.keys(value)))
         return self._named(found)
 
-    def one(self, value: Hashable) -> DbObject | None:
+    def one(self, value: Hashable) -> DbObject[V_co] | None:
         """The object of a unique index with this value, None when there is none.
 
         While several have it, because changes of different writers overtake each other, it is the newest of them.
@@ -82,7 +96,8 @@ class Index:
         if not found:
             return None
         key, entry = found[0] if len(found) == 1 else max(found, key=_version_of)
-        return entry.named(self.table, key)
+        named: DbObject[V_co] = entry.named(self.table, key)
+        return named if self._read is None else self._read(named)
 
     def keys(self, value: Hashable) -> list[str]:
         """Keys of the objects with this value, sorted."""
@@ -96,7 +111,7 @@ class Index:
         with self._moment:
             return list(self._data.holders if self._data.order is None else self._data.order.between(None, None))
 
-    def range(self, low: Any = None, high: Any = None) -> list[DbObject]:
+    def range(self, low: Any = None, high: Any = None) -> list[DbObject[V_co]]:
         """The objects with a value from ``low`` on and below ``high``, by value and key; None: without that bound.
 
         Raises UsageError when the index is not sorted, TypeError when a bound cannot be compared with its values.
@@ -110,9 +125,10 @@ class Index:
             found = self._core.entries(self.table, keys)
         return self._named(found)
 
-    def _named(self, found: list[tuple[str, CachedObject]]) -> list[DbObject]:
+    def _named(self, found: list[tuple[str, CachedObject]]) -> list[DbObject[V_co]]:
         """Outside of the moment: copies take the longest."""
-        return [entry.named(self.table, key) for key, entry in found]
+        objects: list[DbObject[V_co]] = [entry.named(self.table, key) for key, entry in found]
+        return objects if self._read is None else [self._read(one) for one in objects]
 
 
 class CacheIndexes:

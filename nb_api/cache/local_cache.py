@@ -9,7 +9,6 @@ thread reads the database when that is needed: at the start, for a topic that is
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import threading
 import time
@@ -23,14 +22,14 @@ from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.index import CacheIndexes, Index
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
-from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.cache.statistics import Followed, LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription, Subscriptions
 from nb_api.cache.sync import CacheSync
 from nb_api.cache.sync_requests import SyncRequests
 from nb_api.cache.turn import Turn
-from nb_api.cache.version_waits import PATIENCE_S, VersionWaits
+from nb_api.cache.version_waits import PATIENCE_S, CacheWaits
 from nb_api.core.cache import CacheCore
-from nb_api.core.checks import TopicSelection, check_revision
+from nb_api.core.checks import TopicSelection
 from nb_api.core.differences import CacheChange, Created, Difference, Resynced
 from nb_api.core.held_objects import Where
 from nb_api.core.indexes import IndexFunction
@@ -38,17 +37,18 @@ from nb_api.core.resync_schedule import SyncTask
 from nb_api.core.snapshot_merge import EVERYTHING
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
+from nb_api.models.cached_table import WholeCache
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
+from nb_api.verifying.verified_copy import VerifiedCopy
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 
 
-class LocalCache(Closeable):
+class LocalCache(WholeCache, VerifiedCopy):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``where`` selects of these the objects whose value has these fields with these values; ``tables`` may be a mapping
@@ -71,10 +71,12 @@ class LocalCache(Closeable):
         on_changes: OnChanges | None = None,
         addresses: Sequence[str] | None = None,
         resync_source: str | SnapshotSource | None = None,
+        verify_interval_s: float | None = None,
     ) -> None:
         """Begins at once and returns at once.  ``addresses`` replaces the publishers' addresses of the configuration.
         ``resync_source`` is where a full resync reads the objects, by name or as it is; None takes
-        ``[local_cache] resync_source``.  One that is given is closed with the cache.
+        ``[local_cache] resync_source``.  One that is given is closed with the cache.  ``verify_interval_s`` is how
+        often the copy is proved as `verify` does it; None: only when asked.
 
         Raises UsageError, InvalidTopic, InvalidConfig, and what loading a source raises.
         """
@@ -88,11 +90,14 @@ class LocalCache(Closeable):
         """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
         self._indexes = CacheIndexes(self._core, self._tables, self._check_usable)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
-        self._first = self._subscriptions.add(on_changes)
+        self.first = self._subscriptions.add(on_changes)
+        """The consumer that the cache was made with."""
         self._requests = SyncRequests(nb.conf)
-        self._versions = VersionWaits(
-            self._core, self._requests.changed, self.need_delta, is_read=self.is_read, check=self._check_usable
-        )
+        self.waits = CacheWaits(
+            self._core, self._requests, self.need_delta, is_read=self.is_read, is_synced=self._is_synced,
+            check=self._check_usable, turn=self._turn, patience_s=PATIENCE_S if nb.session is None else 0.0,
+        )  # fmt: skip
+        """For `nb_api.aio`, whose coroutines wait for the same."""
         self._is_closed = self._is_inherited = False
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
@@ -104,10 +109,12 @@ class LocalCache(Closeable):
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
             self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
+        self._set_up_proof(nb, self._marks, self._sync, self._tables, verify_interval_s)
         forking.register(self)
         self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(filters)
         self._thread.start()
+        self._proving.start()
 
     # -- reading
 
@@ -138,10 +145,10 @@ class LocalCache(Closeable):
         One iterating thread at a time.  After `Resynced` of kind ``overrun`` read the whole cache: single changes were
         left out.  Raises UsageError when the cache calls back.
         """
-        if not isinstance(self._first.queue, ChangeQueue):
+        if not isinstance(self.first.queue, ChangeQueue):
             raise UsageError("this cache calls back; make one without on_changes to iterate")
         self._check_usable()
-        yield from self._first.changes(timeout_s=timeout_s)
+        yield from self.first.changes(timeout_s=timeout_s)
 
     def subscribe(self, on_changes: OnChanges | None = None, *, tables: Iterable[str] | None = None) -> Subscription:
         """A further consumer of this copy, of some of its tables.  It is told of the objects that are there as
@@ -204,30 +211,14 @@ class LocalCache(Closeable):
         was restored from a backup; Closed; UsageError in a callback, which would wait for itself, and for a table that
         is not followed.
         """
-        self._check_waiting()
-        check_revision(version, "version")
-        self._core.check_followed([table])
-        core, what = self._core, f"version {version} of {table} {key!r}"
-        if not core.reflects(table, key, version) and len(core.filters):
-            is_there = functools.partial(core.reflects, table, key, version)
-            self._versions.wait(version, is_there, what, timeout_s, PATIENCE_S)
-        return core.find(table, key)
+        return self.waits.changed.wait_through(self.waits.version(table, key, version, timeout_s))
 
     def wait_revision(self, revision: int, *, timeout_s: float) -> None:
         """Return when the copy has everything up to this revision of the database.
 
         A copy that follows the bus reads the database for that: `wait_version`, which raises the same, is cheaper.
         """
-        self._check_waiting()
-        check_revision(revision)
-        patience_s = 0.0 if isinstance(self._source, BusSource) else PATIENCE_S
-        if len(self._core.filters):
-            self._versions.wait(revision, lambda: False, f"revision {revision}", timeout_s, patience_s)
-
-    def _check_waiting(self) -> None:
-        self._check_usable()
-        if self._turn.is_mine:
-            raise UsageError("a callback cannot wait for the cache that calls it")
+        self.waits.changed.wait_through(self.waits.revision(revision, timeout_s))
 
     def wait_synced(self, *, timeout_s: float) -> None:
         """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout.
@@ -235,12 +226,16 @@ class LocalCache(Closeable):
         With a resync source that can stand in for a database that is away, it also returns when that has happened;
         `statistics` tells, and so does the `Resynced` of kind ``provisional``.
         """
+        self.waits.changed.wait_through(self.waits.synced(timeout_s))
+
+    def wait_told(self, *, timeout_s: float) -> None:
+        """Return when every change that the copy has now was told to its consumers, or put into their queues.
+
+        Raises WaitTimeout when a callback takes longer.
+        """
         self._check_usable()
-        with self._requests.changed:
-            if not self._requests.changed.wait_for(lambda: self._is_synced() or self._is_closed, timeout_s):
-                state = "objects were read" if self.is_loaded else "the first snapshot was not read"
-                raise WaitTimeout(f"the local cache was not complete within {timeout_s} s ({state})")
-        self._check_usable()
+        if not self._turn.wait_free(timeout_s):
+            raise WaitTimeout(f"a callback of the local cache has not returned within {timeout_s} s")
 
     def _is_synced(self) -> bool:
         if not len(self._core.filters):
@@ -359,8 +354,8 @@ class LocalCache(Closeable):
 
     def _after_change(self, differences: Sequence[Difference], now: float) -> None:
         """In turn."""
-        if self._versions.waiting:
-            self._versions.on_change()
+        if self.waits.waiting:
+            self.waits.on_change()
         if differences:
             self._pass_on(differences, now)
 
@@ -455,16 +450,20 @@ class LocalCache(Closeable):
             objects=self._core.objects,
             tombstones=self._core.tombstones,
             position=self._core.position,
+            newest=self._core.newest,
+            followed=Followed(None if self._tables is None else tuple(self._tables), tuple(self._core.filters)),
             is_synced=is_synced,
             is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
-            syncs=dataclasses.replace(self._sync.counters),
+            syncs=self._sync.counters.copy(),
+            verify=dataclasses.replace(self._verifier.counters),
             overruns=self._subscriptions.overruns,
             callback_errors=self._subscriptions.errors,
             untold=self._subscriptions.untold,
             subscriptions=len(self._subscriptions),
             index_errors=self._indexes.errors,
             index_conflicts=self._indexes.conflicts,
+            mismatches=self._mismatches.count,
             bus=self._source.statistics(),
         )
 
@@ -481,6 +480,7 @@ class LocalCache(Closeable):
             self._resync_source.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._proving.close()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -494,5 +494,5 @@ class LocalCache(Closeable):
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._thread, self._source, self._turn, self._requests, self._resync_source))
-        forking.set_aside((self._subscriptions, self._indexes))
+        forking.set_aside((self._subscriptions, self._indexes, self._verifier, self._proving))
         self._is_inherited = True

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from nb_api.cache.sync import SyncCounters
 from nb_api.core.held_objects import CacheCounters
+from nb_api.verifying.verification import VerifyCounters
 from pubsub_api import SubscriberStatistics
+
+
+class Followed(NamedTuple):
+    """What a copy is of."""
+
+    tables: tuple[str, ...] | None
+    """None for all."""
+    topics: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,11 +27,16 @@ class LocalCacheStatistics:
     tombstones: int
     position: int
     """Up to this revision of the database everything is reflected, and much after it."""
+    newest: int
+    """The highest revision of what was heard or read."""
+    followed: Followed
     is_synced: bool
     is_provisional: bool
     """The database is away, and the resync source has stood in for it."""
     news: CacheCounters
     syncs: SyncCounters
+    verify: VerifyCounters
+    """Comparisons of the whole copy with the database, by `LocalCache.verify`."""
     overruns: int
     """How often changes were not told one by one because they were not taken in time."""
     callback_errors: int
@@ -34,5 +49,7 @@ class LocalCacheStatistics:
     """How often the function of an index failed; the object is then not in that index."""
     index_conflicts: int
     """How often an object got a value of a unique index that another one had."""
+    mismatches: int
+    """Versions of objects that were read, or told, and do not fit the class of their table (`LocalCache.table`)."""
     bus: SubscriberStatistics | None
     """Of the subscriber; None when the database's feed is followed."""

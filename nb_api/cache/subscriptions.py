@@ -37,6 +37,7 @@ class Subscription(Closeable):
         self._tables = tables
         self._is_complete = is_complete
         self._leave = leave
+        self._is_closed = False
         self.present: int | None = None
         """How many objects it was told of at the beginning, until it was told that the copy is complete."""
 
@@ -71,9 +72,22 @@ class Subscription(Closeable):
         while (change := queue.get(timeout_s)) is not None:
             yield change
 
+    def wait(self, *, timeout_s: float) -> bool:
+        """Wait for a change, and leave it to `changes`; False when there is none.  Raises UsageError when it calls
+        back."""
+        queue = self._queue
+        if not isinstance(queue, ChangeQueue):
+            raise UsageError("this calls back; subscribe without on_changes to wait")
+        return queue.wait(timeout_s)
+
     def close(self) -> None:
         """Be told of nothing more; no callback runs after it returns, unless it is called from one.  Idempotent."""
+        self._is_closed = True
         self._leave(self)
+
+    def _about(self) -> str:
+        tables = "all tables" if self._tables is None else ", ".join(sorted(self._tables))
+        return f"of {tables}, {self.untold} changes not taken,"
 
     # -- for the cache
 

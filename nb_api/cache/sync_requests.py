@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ from oslo_config import cfg
 from nb_api.config import GROUP
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.notify_config import CACHE_GROUP
+from pubsub_api.runtime.loops import ToldCondition
 
 _FEED = SyncTask("feed")
 
@@ -23,7 +23,7 @@ class SyncRequests:
     """Every method may be called from any thread.  ``changed`` is notified when `is_read` may have changed."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self.changed = threading.Condition()
+        self.changed = ToldCondition()
         """Guards everything here."""
         self._scheduler = SyncScheduler(_settings(conf), now=time.monotonic(), jitter=random.Random().random)
         self.is_loaded = False

@@ -26,6 +26,13 @@ class Turn:
         """Whether the calling thread has it, so that it must not wait for what others do in their turn."""
         return self._owner == threading.get_ident()
 
+    def wait_free(self, timeout_s: float) -> bool:
+        """Wait until what others do in their turn now is done; False when they take longer."""
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        self._lock.release()
+        return True
+
     def __enter__(self) -> None:
         """Raises what ``check`` raises."""
         while not self._lock.acquire(timeout=_WAIT_S):

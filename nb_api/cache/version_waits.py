@@ -1,80 +1,141 @@
-"""Waiting until a local cache has what its own program has written.
+"""Waiting until a local cache is complete, or has what its own program has written.
 
 On a bus the copy knows of each object which version it holds, but of no other one whether something is missing.  So a
 wait is for one object; when nothing is heard of it, the changes are read from the database, which decides: the object
 has that version, or a later one, or is not followed, or the database has never given that version.
+
+Threads and coroutines wait by the same steps (`pubsub_api.runtime.loops`).
 """
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 from collections.abc import Callable
 
+from nb_api.cache.sync_requests import SyncRequests
+from nb_api.cache.turn import Turn
 from nb_api.core.cache import CacheCore
+from nb_api.core.checks import check_revision
+from nb_api.db_api import DbObject
 from nb_api.errors import RevisionUnknown
-from pubsub_api.errors import WaitTimeout
+from pubsub_api.errors import UsageError, WaitTimeout
+from pubsub_api.runtime.loops import Steps
 
 PATIENCE_S = 1.0
 """How long nothing may be heard of an object before the database is asked: live changes take a few milliseconds."""
 
 
-class VersionWaits:
-    """``changed`` guards it, and is notified when the copy has changed while somebody waits."""
+class CacheWaits:
+    """``changed``, that of the requests, guards it, and is notified when the copy has changed while somebody waits."""
 
     def __init__(
         self,
         core: CacheCore,
-        changed: threading.Condition,
+        requests: SyncRequests,
         need_delta: Callable[[str], None],
         *,
         is_read: Callable[[], bool],
+        is_synced: Callable[[], bool],
         check: Callable[[], None],
+        turn: Turn,
+        patience_s: float,
     ) -> None:
         """``is_read``: whether the database was read, and nothing that was asked for waits.  ``check`` raises when the
-        cache is closed."""
+        cache is closed.  ``patience_s``: how long the copy may take to come to a revision before the database is read.
+        """
         self._core = core
-        self._changed = changed
+        self._requests = requests
+        self.changed = requests.changed
         self._need_delta = need_delta
         self._is_read = is_read
-        self._check = check
+        self._is_synced = is_synced
+        self.check = check
+        self._turn = turn
+        self._patience_s = patience_s
         self.waiting = 0
-        """Threads that wait: while there are any, `on_change` is to be called."""
+        """Threads and coroutines that wait: while there are any, `on_change` is to be called."""
 
     def on_change(self) -> None:
         """The copy has changed."""
-        with self._changed:
-            self._changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
-    def wait(self, revision: int, is_there: Callable[[], bool], what: str, timeout_s: float, patience_s: float) -> None:
+    def version(self, table: str, key: str, version: int, timeout_s: float) -> Steps[DbObject | None]:
+        """See `LocalCache.wait_version`."""
+        self._check_waiting()
+        check_revision(version, "version")
+        self._core.check_followed([table])
+        return self._version(table, key, version, timeout_s)
+
+    def _version(self, table: str, key: str, version: int, timeout_s: float) -> Steps[DbObject | None]:
+        core, what = self._core, f"version {version} of {table} {key!r}"
+        if not core.reflects(table, key, version) and len(core.filters):
+            is_there = functools.partial(core.reflects, table, key, version)
+            yield from self._wait(version, is_there, what, timeout_s, PATIENCE_S)
+        return core.find(table, key)
+
+    def revision(self, revision: int, timeout_s: float) -> Steps[None]:
+        """See `LocalCache.wait_revision`."""
+        self._check_waiting()
+        check_revision(revision)
+        return self._revision(revision, timeout_s)
+
+    def _revision(self, revision: int, timeout_s: float) -> Steps[None]:
+        if len(self._core.filters):
+            yield from self._wait(revision, lambda: False, f"revision {revision}", timeout_s, self._patience_s)
+
+    def synced(self, timeout_s: float) -> Steps[None]:
+        """See `LocalCache.wait_synced`."""
+        self.check()
+        return self._synced(timeout_s)
+
+    def _synced(self, timeout_s: float) -> Steps[None]:
+        def is_synced() -> bool:
+            self.check()
+            return self._is_synced()
+
+        yield is_synced, timeout_s
+        if not is_synced():
+            state = "objects were read" if self._requests.is_loaded else "the first snapshot was not read"
+            raise WaitTimeout(f"the local cache was not complete within {timeout_s} s ({state})")
+
+    def _check_waiting(self) -> None:
+        """Before any lock is taken: that of a forked child may be held for ever."""
+        self.check()
+        if self._turn.is_mine:
+            raise UsageError("a callback cannot wait for the cache that calls it")
+
+    def _wait(
+        self, revision: int, is_there: Callable[[], bool], what: str, timeout_s: float, patience_s: float
+    ) -> Steps[None]:
         """Until ``is_there``, or everything up to ``revision`` is reflected.
 
         Raises WaitTimeout, Closed, RevisionUnknown when the database has never given that revision.
         """
+        core = self._core
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self.waiting += 1
-            try:
-                if self._wait(revision, is_there, min(patience_s, timeout_s / 2)):
-                    return
-                self._need_delta(f"{what} is awaited")
-                while not self._wait(revision, is_there, max(deadline - time.monotonic(), 0.0), until_read=True):
-                    if self._is_read():
-                        raise RevisionUnknown(
-                            f"{what} is awaited, and the database has only come to revision {self._core.position}",
-                            newest_revision=self._core.position,
-                        )
-                    if time.monotonic() >= deadline:
-                        raise WaitTimeout(f"{what} was not in the local cache within {timeout_s} s")
-            finally:
-                self.waiting -= 1
-
-    def _wait(self, revision: int, is_there: Callable[[], bool], timeout_s: float, *, until_read: bool = False) -> bool:
-        """Whether the copy is that far."""
 
         def is_far_enough() -> bool:
-            self._check()
-            return is_there() or (self._core.position >= revision and self._is_read())
+            self.check()
+            return is_there() or (core.position >= revision and self._is_read())
 
-        self._changed.wait_for(lambda: is_far_enough() or (until_read and self._is_read()), timeout_s)
-        return is_far_enough()
+        self.waiting += 1
+        try:
+            yield is_far_enough, min(patience_s, timeout_s / 2)
+            if is_far_enough():
+                return
+            self._need_delta(f"{what} is awaited")
+            while True:
+                yield (lambda: is_far_enough() or self._is_read()), max(deadline - time.monotonic(), 0.0)
+                if is_far_enough():
+                    return
+                if self._is_read():
+                    raise RevisionUnknown(
+                        f"{what} is awaited, and the database has only come to revision {core.position}",
+                        newest_revision=core.position,
+                    )
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"{what} was not in the local cache within {timeout_s} s")
+        finally:
+            self.waiting -= 1

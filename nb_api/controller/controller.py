@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.view import CacheView
+from nb_api.controller.clock import Clock
 from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
 from nb_api.controller.following import CacheFollower
-from nb_api.controller.request import Reconcile
+from nb_api.controller.request import Reconcile, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
@@ -48,8 +50,13 @@ class Controller(Closeable):
     when it changes; when its owners change, the former ones are worked on, too.  Objects of ``tables`` are worked on
     themselves; None: those of every table without such a function.
 
+    ``clock`` is for tests: pauses are counted in the time that it tells.
+
     With an ``election``, which stays the caller's, runs begin only while this process leads; the others keep their copy
     and what is wanted, and begin when they are elected.
+
+    ``cache`` is a `LocalCache`, or one table of it with its class (`LocalCache.table`): then objects of that table are
+    worked on, and requests have instances.  One that does not fit is left alone until it changes, as after `GiveUp`.
 
     Follows ``cache`` as one of any number of consumers; the cache stays the caller's: close the controller first.
     Every method may be called from any thread.  Does not live on in a forked child.
@@ -57,8 +64,8 @@ class Controller(Closeable):
 
     def __init__(
         self,
-        cache: LocalCache,
-        reconcile: Reconcile,
+        cache: CacheView[T],
+        reconcile: Reconcile[T],
         *,
         workers: int = 4,
         tables: Sequence[str] | None = None,
@@ -68,6 +75,7 @@ class Controller(Closeable):
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: Election | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.
 
@@ -75,20 +83,23 @@ class Controller(Closeable):
         cache is closed, or was inherited by this process.
         """
         if inspect.iscoroutinefunction(reconcile):
-            raise UsageError("reconcile is a coroutine function: use nb_api.controller.aio.AsyncController")
+            raise UsageError("reconcile is a coroutine function: use nb_api.aio.Controller")
         check_arguments(reconcile, workers, tables)
         owner_map = owner_map_of(cache, tables, owners)
-        self._reconcile = reconcile
+        self._cache = cache.cache
+        self._reconcile: Reconcile[Any] = reconcile
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
-        self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
+        self._work = Work(
+            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election, clock=clock
+        )
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf
         """Until when the worker sleeps that wakes first by itself; the others sleep until they are woken."""
         self._is_closed = False
         self._is_inherited = False
-        self._follower = CacheFollower(cache, owner_map, self._work, name=name)
+        self._follower = CacheFollower(cache.cache, owner_map, self._work, name=name)
         self._threads = [
             threading.Thread(target=self._run, name=f"controller-{number}-{name}", daemon=True)
             for number in range(workers)
@@ -115,13 +126,15 @@ class Controller(Closeable):
         put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
-        """Return when the copy is complete and nothing is to be done about what was heard of it, failures included.
+        """Return when the copy is complete and nothing is to be done about what it has now, failures included.
 
         Keys that asked for a time by `RequeueAfter` do not count; objects whose owners are not known do.  Raises
         WaitTimeout, Closed.
         """
         self._check_usable()
-        self._work.wait_idle(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._cache.wait_told(timeout_s=timeout_s)
+        self._work.wait_idle(max(deadline - time.monotonic(), 0.0))
         self._check_usable()
 
     def running(self) -> list[tuple[Key, float]]:
@@ -237,17 +250,23 @@ def queue_settings(retries: RetryPauses | None, interval_min_s: float, runs_per_
     return QueueSettings(retries or RetryPauses(), interval_min_s, float(runs_per_s_max))
 
 
-def owner_map_of(cache: LocalCache, tables: Sequence[str] | None, owners: Mapping[str, OwnersOf] | None) -> OwnerMap:
+def owner_map_of(view: CacheView[Any], tables: Sequence[str] | None, owners: Mapping[str, OwnersOf] | None) -> OwnerMap:
     """Raises UsageError, Closed and Forked."""
+    cache, only = view.cache, view.only_table
+    if only is not None:
+        if tables not in (None, [only]):
+            raise UsageError(f"the controller works on table {only!r}, whose class it was given: leave tables out")
+        tables = [only]
     cache.get_all("")  # refuses when the copy cannot be read
     for table in (*(tables or ()), *(owners or ())):
         if not cache.is_followed(table):
             raise UsageError(f"table {table!r} is not followed by this cache: nothing would ever run for it")
-    return OwnerMap(tables, owners or {}, is_held=cache.is_followed)
+    return OwnerMap(tables, owners or {}, is_held=cache.is_followed if only is None else only.__eq__)
 
 
 def put(work: Work, table: str, key: str, after_s: float) -> None:
     """Raises UsageError."""
+    work.check_table(table)
     if after_s < 0:
         after_s = 0.0
     if check_seconds(after_s, "after_s", is_finite=True) > 0:

@@ -70,6 +70,7 @@ class CacheFollower:
 
     def _follow_all(self) -> None:
         with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:
+            self._work.untold = lambda: told.untold
             while not self._work.is_stopping and not self._cache.is_closed:
                 try:
                     if self._work.must_read_all:
@@ -91,9 +92,13 @@ class CacheFollower:
         patience_s = _PATIENCE_S if self._has_begun else _SYNC_PATIENCE_S
         if unsure := self._work.take_unsure():
             self._confirm(told, unsure)
-        first = next(told.changes(timeout_s=patience_s), None)
-        if first is not None:
-            self._take([first, *itertools.islice(told.changes(timeout_s=0), _PORTION)])
+        if told.wait(timeout_s=patience_s):
+            self._work.is_taking = True
+            try:
+                self._take(list(itertools.islice(told.changes(timeout_s=0), _PORTION)))
+            finally:
+                self._work.is_taking = False
+            self._work.tell_idle()
         if not self._has_begun and told.is_synced and not told.untold:  # in this order: what is told later is news
             self._has_begun = True
             self._work.complete_readings += 1
@@ -152,7 +157,7 @@ class CacheFollower:
             self._work.mapping_errors += 1
             if not self._unmapped:
                 self._backoff.reset()
-                self._retry_at = time.monotonic() + self._backoff.next_s()
+                self._retry_at = self._work.now() + self._backoff.next_s()
             self._unmapped.add((table, key))
             self._log_mapping(
                 "Controller %s: the owners of %s cannot be told: %s: %s. It will be tried again.",
@@ -165,7 +170,7 @@ class CacheFollower:
         return keys
 
     def _map_again(self) -> None:
-        if not self._unmapped or time.monotonic() < self._retry_at:
+        if not self._unmapped or self._work.now() < self._retry_at:
             return
         for table, key in list(self._unmapped):
             try:
@@ -176,4 +181,4 @@ class CacheFollower:
             else:
                 keys = self._map(table, key, lambda found=found: found)  # type: ignore[misc]
             self._work.put(keys, unmapped=len(self._unmapped))
-        self._retry_at = time.monotonic() + self._backoff.next_s()
+        self._retry_at = self._work.now() + self._backoff.next_s()

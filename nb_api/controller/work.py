@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.view import CacheView
+from nb_api.controller.clock import Clock, MonotonicClock
 from nb_api.controller.core.keys import Key, RequeueAfter, check_seconds
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.coordination.election import Election
+from nb_api.core.changes import DbObject
 from nb_api.core.differences import Deleted
-from nb_api.errors import GiveUp, ObjectNotFound
+from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -30,6 +33,24 @@ HANGING_S = 60.0
 """A run that takes longer than this is named in the log."""
 
 
+@dataclasses.dataclass
+class _Times:
+    """How long keys waited for a worker, and runs took."""
+
+    waited_s: float = 0.0
+    waited_max_s: float = 0.0
+    run_s: float = 0.0
+    run_max_s: float = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self.waited_s += seconds
+        self.waited_max_s = max(self.waited_max_s, seconds)
+
+    def ran(self, seconds: float) -> None:
+        self.run_s += seconds
+        self.run_max_s = max(self.run_max_s, seconds)
+
+
 class Work:
     """Every method may be called from any thread.
 
@@ -39,18 +60,19 @@ class Work:
 
     def __init__(
         self,
-        cache: LocalCache,
+        view: CacheView[Any],
         settings: QueueSettings,
         *,
         name: str,
         wake: Callable[[int], None],
         has_ends: Callable[[str], bool],
         election: Election | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """``has_ends`` says of which tables `put` is told the ends of objects."""
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
-        self._cache = cache
+        self._view = view
         self._name = name
         self._wake = wake
         self._has_ends = has_ends
@@ -70,12 +92,22 @@ class Work:
         self._running: dict[Key, float] = {}
         """When each run began."""
         self.is_stopping = False
+        self.untold: Callable[[], int] = lambda: 0
+        """How many changes of the copy its follower has not taken.  Set by the follower."""
+        self.is_taking = False
+        """Changes were taken, and are not put yet.  Set by the follower, which calls `tell_idle` after it."""
         self.unmapped = 0
         self.mapping_errors = 0
         self.complete_readings = 0
-        self._waited_s = self._waited_max_s = self._run_s = self._run_max_s = 0.0
+        self._times = _Times()
         self._log_failure = SeldomLog(LOG)
         self._log_hanging = SeldomLog(LOG)
+        self._clock = clock or MonotonicClock()
+        self._clock.attach(self)
+
+    def now(self) -> float:
+        """The time that all pauses are counted in, in seconds."""
+        return self._clock.now()
 
     # -- what is wanted
 
@@ -91,7 +123,7 @@ class Work:
 
         ``unmapped`` is how many objects there are now whose owners are not known.
         """
-        now = time.monotonic()
+        now = self.now()
         with self.lock:
             for key, end in (ends or {}).items():
                 if end is not None:
@@ -105,11 +137,11 @@ class Work:
                 self._wake(count)
             if unmapped is not None:
                 self.unmapped = unmapped
-            self._tell_idle()
+            self.tell_idle()
 
     def put_after(self, key: Key, after_s: float) -> None:
         with self.lock:
-            self._queue.add_after(key, after_s, time.monotonic())
+            self._queue.add_after(key, after_s, self.now())
             self._wake(1)
 
     def begin(self) -> None:
@@ -117,14 +149,14 @@ class Work:
         with self.lock:
             self._queue.open()
             self._wake(self._queue.ready)
-            self._tell_idle()
+            self.tell_idle()
 
     def stop(self) -> None:
         """Begin nothing any more.  Does not wait for what runs."""
         with self.lock:
             self.is_stopping = True
             self._queue.close()
-            self._tell_idle()
+            self.tell_idle()
             self._wake(sys.maxsize)
 
     def inherit(self) -> None:
@@ -139,20 +171,19 @@ class Work:
 
     def pick(self) -> Taken | None:
         """A key to work on now.  Whoever picks one calls `succeed` or `fail` after it."""
-        now = time.monotonic()
+        now = self.now()
         if not self.is_active:
             return None
         with self.lock:
             taken = self._queue.take(now)
             if taken is not None:
                 self._running[taken.key] = now
-                self._waited_s += taken.waited_s
-                self._waited_max_s = max(self._waited_max_s, taken.waited_s)
+                self._times.waited(taken.waited_s)
             return taken
 
     def next_in_s(self) -> float:
         """How long there is nothing to do, unless `wake` is called."""
-        now = time.monotonic()
+        now = self.now()
         with self.lock:
             next_s = self._queue.next_at(now) - now
         return next_s if self.is_active else max(next_s, _LOOK_S)
@@ -180,11 +211,12 @@ class Work:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
 
         None when the object is absent and who follows the copy may not have told its end yet: the key was put back, and
-        the run must not begin.  Raises Closed, when the cache is closed.
+        the run must not begin.  Raises Closed, when the cache is closed, and GiveUp for an object that does not fit the
+        class of its table.
         """
         key, end = taken.key, None
         try:
-            found = self._cache.get(key.table, key.key)
+            found = self._view.cache.get(key.table, key.key)
         except ObjectNotFound:
             found = None
         with self.lock:
@@ -200,14 +232,31 @@ class Work:
                     self._queue.merge(key)  # an end that was told since the key was picked causes no second run
             elif known is not None and known.object.version < found.version:
                 del self._deleted[key]  # the end of a former one: this one may end in another way
-        deleted, ending = (None, None) if end is None else (end.object, end.reason)
+        deleted, ending = (None, None) if end is None else (self._shown_last(end.object), end.reason)
+        if found is not None:
+            try:
+                found = self._view.read(found)
+            except ValueMismatch as error:
+                raise GiveUp(str(error)) from error
         token = self.note_token()
         asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, self._cache, asks)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, asks, self._view.cache)
+
+    def _shown_last(self, deleted: DbObject) -> DbObject | None:
+        """What is gone has to be brought into order in any case."""
+        try:
+            return self._view.read(deleted)
+        except ValueMismatch:  # counted and logged there
+            return None
+
+    def check_table(self, table: str) -> None:
+        """Raises UsageError for a table whose objects the view of the controller does not show."""
+        if self._view.only_table not in (None, table):
+            raise UsageError(f"the controller works on table {self._view.only_table!r} only, not on {table!r}")
 
     def _put_back(self, key: Key) -> None:
         del self._running[key]
-        self._queue.put_back(key, time.monotonic())
+        self._queue.put_back(key, self.now())
         self._unsure.add(key)
 
     def take_unsure(self) -> Collection[Key]:
@@ -218,7 +267,7 @@ class Work:
 
     def confirm(self, keys: Collection[Key]) -> None:
         """Every end was told that the copy had when these keys were put back: they may run."""
-        now = time.monotonic()
+        now = self.now()
         with self.lock:
             self._confirmed.update([key for key in keys if self._queue.resume(key, now)])
             self._wake(len(keys))
@@ -238,14 +287,14 @@ class Work:
             now = self._ended(key)
             self._queue.done(key, now, again_after_s=again_after_s)
             self._forget_end(key, request)
-            self._tell_idle()
+            self.tell_idle()
 
     def _forget_end(self, key: Key, request: Request | None) -> None:
         """Of the object as the run was given it; it may have been deleted during the run, or once more."""
         end = self._deleted.get(key)
-        if end is None or request is None or request.deleted is None:
+        if end is None or request is None or request.ending is None:
             return
-        if end.object.version == request.deleted.version:
+        if request.deleted is None or end.object.version == request.deleted.version:
             del self._deleted[key]
 
     def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
@@ -253,7 +302,7 @@ class Work:
 
         Nothing that is the fault of a cache which was closed meanwhile is logged.
         """
-        if self._cache.is_closed and isinstance(error, Closed):
+        if self._view.cache.is_closed and isinstance(error, Closed):
             self.stop()
             self._drop(taken.key)
             return
@@ -266,7 +315,7 @@ class Work:
                 pause = "Not tried again before it changes."
             else:
                 pause = f"Next attempt in {self._queue.fail(key, now):.1f} s."
-            self._tell_idle()
+            self.tell_idle()
         self._log_failure(
             "Controller %s: reconcile of %s failed, attempt %d: %s: %s. %s", self._name, key, taken.attempt,
             type(error).__name__, text_of(error), pause, exc_info=None if isinstance(error, GiveUp) else error,
@@ -275,21 +324,20 @@ class Work:
     def _drop(self, key: Key) -> None:
         with self.lock:
             self._queue.done(key, self._ended(key))
-            self._tell_idle()
+            self.tell_idle()
 
     def _ended(self, key: Key) -> float:
-        now = time.monotonic()
-        run_s = now - self._running.pop(key)
-        self._run_s += run_s
-        self._run_max_s = max(self._run_max_s, run_s)
+        now = self.now()
+        self._times.ran(now - self._running.pop(key))
         return now
 
-    def _tell_idle(self) -> None:
-        """With the lock, after whatever may have made it idle."""
-        if self.is_settled:
-            self._idle.notify_all()
-            for call in tuple(self._idle_calls):
-                call()
+    def tell_idle(self) -> None:
+        """To be called after whatever may have made it idle."""
+        with self.lock:
+            if self.is_settled:
+                self._idle.notify_all()
+                for call in tuple(self._idle_calls):
+                    call()
 
     # -- watching
 
@@ -306,7 +354,28 @@ class Work:
     def is_settled(self) -> bool:
         """Who waits for it to be idle need not wait any more: it is, or it ends."""
         with self.lock:
-            return self.is_stopping or (self._queue.is_open and self._queue.is_idle and not self.unmapped)
+            if self.is_stopping:
+                return True
+            return self._is_caught_up and self._queue.is_open and self._queue.is_idle and not self.unmapped
+
+    @property
+    def _is_caught_up(self) -> bool:
+        """Every change of the copy was put.  In this order: what is taken after the first look came later."""
+        return not self.untold() and not self.is_taking
+
+    @property
+    def is_resting(self) -> bool:
+        """Nothing runs, and nothing will before time has passed or the copy has changed."""
+        with self.lock:
+            if self.is_stopping:
+                return True
+            is_begun = self._is_caught_up and self._queue.is_open and not self._queue.running
+            return is_begun and not self._unsure and self.next_in_s() > 0
+
+    def time_changed(self) -> None:
+        """Called by a clock that jumps."""
+        with self.lock:
+            self._wake(sys.maxsize)
 
     @contextlib.contextmanager
     def telling_idle(self, call: Callable[[], None]) -> Iterator[None]:
@@ -321,7 +390,7 @@ class Work:
 
     def running(self) -> list[tuple[Key, float]]:
         """The keys that run, each with for how many seconds, the longest first."""
-        now = time.monotonic()
+        now = self.now()
         with self.lock:
             return sorted(((key, now - begun) for key, begun in self._running.items()), key=lambda one: -one[1])
 
@@ -336,7 +405,7 @@ class Work:
             )  # fmt: skip
 
     def statistics(self) -> ControllerStatistics:
-        now, is_active = time.monotonic(), self.is_active
+        now, is_active = self.now(), self.is_active
         with self.lock:
             queue, counters = self._queue, self._queue.counters
             queue.tidy(now)
@@ -357,10 +426,7 @@ class Work:
                 merged=counters.merged,
                 mapping_errors=self.mapping_errors,
                 complete_readings=self.complete_readings,
-                waited_s=self._waited_s,
-                waited_max_s=self._waited_max_s,
-                run_s=self._run_s,
-                run_max_s=self._run_max_s,
+                **dataclasses.asdict(self._times),
             )
 
 

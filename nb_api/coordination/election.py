@@ -66,6 +66,9 @@ class Election(Closeable):
     child leads nothing there.  The database object is used from a thread of its own and stays the caller's.
     """
 
+    def _about(self) -> str:
+        return f"{self._name!r} in {self._db!r}"
+
     def __init__(
         self,
         db: DbApi,

@@ -32,9 +32,11 @@ from collections.abc import Iterable, Mapping
 
 from nb_api.core.changes import Change, DbObject
 from nb_api.core.differences import CachedObject, Difference, Ending, Updated
+from nb_api.core.digests import TableDigest
 from nb_api.core.events import events_of, moved_to
 from nb_api.core.held_objects import CacheCounters, HeldObjects, Tables, Where
 from nb_api.core.indexes import IndexData
+from nb_api.core.journal import ChangeJournal
 from nb_api.core.plain_values import FieldValues, is_selected
 from nb_api.core.snapshot_merge import SnapshotMerge
 from pubsub_api.core.events import Event
@@ -76,7 +78,7 @@ class CacheCore:
     # -- reading; safe at any time from any thread
 
     @property
-    def tables(self) -> Mapping[str, Mapping[str, CachedObject]]:
+    def tables(self) -> Mapping[str, dict[str, CachedObject]]:
         return self._objects.tables
 
     @property
@@ -141,6 +143,7 @@ class CacheCore:
         # most of them are, is written out here and not called.
         objects, merge = self._objects, self._merge
         counters, wants_differences = objects.counters, objects.wants_differences
+        totals, journal = objects.totals, objects.journal
         newest, position, heard = self.newest, self.position, self.heard
         name: str | None = None
         topic: str | None = None
@@ -187,6 +190,9 @@ class CacheCore:
                 objects.put(entries, event.table, key, None, entry, out)
             else:
                 entries[key] = entry
+                totals[table] += version - held.version
+                if journal is not None:
+                    journal.note(table, key, held, entry, version)
                 if indexes is not None:
                     indexes.put(key, entry)
                 updated += 1
@@ -249,6 +255,8 @@ class CacheCore:
             tombstones[name] = version
         if held is not None:
             self._objects.remove(event.table, event.key, version, out, reason, goal)
+        elif self._objects.journal is not None:
+            self._objects.journal.note(event.table, event.key, None, None, version)
 
     # -- indexes
 
@@ -260,6 +268,56 @@ class CacheCore:
         """What is held of these objects; all of them are."""
         held = self._objects.tables.get(table, {})
         return [(key, held[key]) for key in keys]
+
+    # -- proving
+
+    def digests(self) -> dict[str, TableDigest]:
+        """Of what is held, by table."""
+        totals = self._objects.totals
+        return {
+            table: TableDigest(len(entries), totals.get(table, 0)) for table, entries in self._objects.tables.items()
+        }
+
+    def begin_journal(self) -> ChangeJournal:
+        """Note every change from now on, until `end_journal`."""
+        journal = self._objects.journal = ChangeJournal(self.digests())
+        return journal
+
+    def end_journal(self) -> None:
+        self._objects.journal = None
+
+    def _break_journal(self, why: str) -> None:
+        if self._objects.journal is not None:
+            self._objects.journal.broken = why
+
+    def where_of(self, table: str) -> FieldValues:
+        """What the objects of a table must have to be selected; empty when all are."""
+        return self._objects.where_of(table)
+
+    def selects(self, row: DbObject) -> bool:
+        """Whether an object of the database is one that this copy should have."""
+        if not self.is_followed(row.table) or not self.filters.match(row.topic):
+            return False
+        where = self.where_of(row.table)
+        return not where or is_selected(row.value, where)
+
+    def repair(
+        self, table: str, key: str, judged: CachedObject | None, right: DbObject | None, out: list[Difference]
+    ) -> bool:
+        """Hold what the database has, or nothing, whatever the versions are.  False when what is held is not what was
+        judged any more."""
+        entries = self._objects.entries_of(table)
+        if entries is None or entries.get(key) is not judged:
+            return False
+        if right is None:
+            if judged is not None:
+                self._objects.remove(table, key, judged.version, out, "absent")
+            return True
+        topic = self._objects.followed(right.topic)
+        if topic is None:
+            return False
+        self._objects.put(entries, table, key, judged, CachedObject(right.version, topic, right.value), out)
+        return True
 
     # -- snapshots
 
@@ -273,6 +331,7 @@ class CacheCore:
             self._bases.clear()
             self.position = self._doubtful_up_to = self._newest_base = 0
             self.newest = revision
+        self._break_journal("objects are being read")
         self._merge = SnapshotMerge(self._objects, revision, tuple(scope), replaces=replaces, ended=self._merged)
         return self._merge
 
@@ -294,6 +353,7 @@ class CacheCore:
 
     def add_topic(self, topic_filter: str) -> bool:
         """True when it is new.  Its objects have to be merged.  Raises InvalidTopic."""
+        self._break_journal("a topic was added")
         return self._objects.add_filter(topic_filter)
 
     def remove_topic(self, topic_filter: str) -> list[Difference]:
@@ -301,6 +361,7 @@ class CacheCore:
         out: list[Difference] = []
         if not self._objects.discard_filter(topic_filter):
             return out
+        self._break_journal("a topic was dropped")
         self._bases.pop(topic_filter, None)
         self.wants_resync |= self._has_open_moves  # the set may have been on its way to this very topic
         followed = self._objects.followed

@@ -5,9 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True)
 
 Action = Literal["create", "set", "delete"]
 """What happened to an object, as the feed and the bus say it."""
@@ -15,13 +24,14 @@ WriteAction = Literal["create", "set", "delete", "put"]
 """What can be asked for.  A ``put`` becomes a ``create`` or a ``set``, whichever it takes."""
 
 
-class DbObject(msgspec.Struct, frozen=True):
-    """An object as it is stored."""
+class DbObject(msgspec.Struct, Generic[V_co], frozen=True):
+    """An object as it is stored.  ``value`` is plain data, or an instance of the class that is declared for its table
+    where the reader has asked for that (`nb_api.models`)."""
 
     table: str
     key: str
     topic: str
-    value: Any
+    value: V_co
     version: int
 
 

@@ -8,18 +8,21 @@ becomes a list.  What could be written and not be read again is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
+from nb_api.core.digests import bucket_of
 from nb_api.errors import DbError, InvalidObject, RevisionTooOld, RevisionUnknown
 from pubsub_api.core.events import ENCODING_ERRORS, PLAIN_TYPES, check_value
-from pubsub_api.core.topics import FilterSet, check_topic
+from pubsub_api.core.topics import FilterSet, check_topic, is_wildcard, literal_prefix
 from pubsub_api.errors import LimitReached, UsageError
 
 NAME_CHARACTERS_MAX = 255
 REVISION_MAX = 2**63 - 1
+REPORT_BYTES_MAX = 16_384
+"""Of what a process tells of itself.  Thousands are read at once."""
 
 # Unpaired surrogates too: no database can store them.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -101,6 +104,15 @@ def check_not_negative(number: float, what: str) -> None:
         raise UsageError(f"{what} must be a number of at least 0, not {number!r}")
 
 
+def check_report(name: str, data: bytes) -> None:
+    """Raises InvalidObject for the name, LimitReached, and UsageError for what is not bytes."""
+    check_name(name, "report")
+    if not isinstance(data, bytes):
+        raise UsageError(f"a report is bytes, not {type(data).__name__}")
+    if len(data) > REPORT_BYTES_MAX:
+        raise LimitReached(f"a report of {len(data)} bytes is larger than {REPORT_BYTES_MAX}")
+
+
 def encode_value(value: Any, *, bytes_max: int) -> bytes:
     """The value as msgpack.  Raises InvalidObject when it has no such form, LimitReached when that is too large."""
     try:
@@ -125,12 +137,18 @@ def decode_value(encoded: bytes | memoryview) -> Any:
 class TopicSelection:
     """Which objects a snapshot is about: those of any of the tables, with a topic that any of the filters selects.
 
-    None selects all, an empty sequence nothing.  Raises InvalidObject, InvalidTopic.
+    None selects all, an empty sequence nothing.  ``buckets`` selects by version (`nb_api.core.digests`).  Raises
+    InvalidObject, InvalidTopic.
     """
 
-    __slots__ = ("filters", "tables")
+    __slots__ = ("buckets", "filters", "tables")
 
-    def __init__(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        buckets: Collection[int] | None = None,
+    ) -> None:
         for names, what in ((tables, "tables"), (topics, "topics")):
             if isinstance(names, str):
                 raise InvalidObject(f"{what} must be a sequence of strings, not the one string {names[:80]!r}")
@@ -138,6 +156,15 @@ class TopicSelection:
             check_name(table, "table")
         self.tables = None if tables is None else frozenset(tables)
         self.filters = None if topics is None else FilterSet(topics)
+        self.buckets = None if buckets is None else frozenset(buckets)
+
+    @property
+    def has_plain_topics(self) -> bool:
+        """Whether each filter is a topic, or a topic and all below it: what a range of names can say."""
+        return all(not is_wildcard(one) or one == f"{literal_prefix(one)}/#" for one in self.filters or ())
+
+    def is_in_bucket(self, version: int) -> bool:
+        return self.buckets is None or bucket_of(version) in self.buckets
 
     def selects(self, table: str, topic: str) -> bool:
         if self.tables is not None and table not in self.tables:

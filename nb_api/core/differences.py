@@ -6,11 +6,11 @@ an object belongs to who asked: its value is a copy.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import msgspec
 
-from nb_api.core.changes import DbObject
+from nb_api.core.changes import DbObject, V_co
 from nb_api.core.plain_values import copied
 
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
@@ -40,7 +40,7 @@ class CachedObject(msgspec.Struct, frozen=True, gc=False):
         return DbObject(table, key, self.topic, copied(self.value), self.version)
 
 
-class Created(msgspec.Struct, frozen=True, gc=False):
+class Created(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     """An object is new to this copy."""
 
     table: str
@@ -48,7 +48,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
     _entry: CachedObject
 
     @property
-    def object(self) -> DbObject:
+    def object(self) -> DbObject[V_co]:
         return self._entry.named(self.table, self.key)
 
     @property
@@ -56,7 +56,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
         return self._entry.version
 
 
-class Updated(msgspec.Struct, frozen=True, gc=False):
+class Updated(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     """An object has a newer version."""
 
     table: str
@@ -65,11 +65,11 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
     _entry_before: CachedObject
 
     @property
-    def object(self) -> DbObject:
+    def object(self) -> DbObject[V_co]:
         return self._entry.named(self.table, self.key)
 
     @property
-    def before(self) -> DbObject:
+    def before(self) -> DbObject[V_co]:
         return self._entry_before.named(self.table, self.key)
 
     @property
@@ -77,7 +77,7 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
         return self._entry.version
 
 
-class Deleted(msgspec.Struct, frozen=True, gc=False):
+class Deleted(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     """An object is gone from this copy; ``reason`` tells whether it is gone from the database."""
 
     table: str
@@ -90,7 +90,7 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
     """The topic that it has now, when ``reason`` is ``moved``."""
 
     @property
-    def object(self) -> DbObject:
+    def object(self) -> DbObject[V_co]:
         """As it was last."""
         return self._entry.named(self.table, self.key)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
 from nb_api.core.indexes import IndexData, TableIndexes
+from nb_api.core.journal import ChangeJournal
 from nb_api.core.own_tables import is_own
 from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
@@ -67,6 +68,10 @@ class HeldObjects:
         )
         self.indexes: dict[str, TableIndexes] = {}
         """Of the tables that have any."""
+        self.totals: dict[str, int] = {}
+        """The sums of the versions of what is held, by table (`nb_api.core.digests`)."""
+        self.journal: ChangeJournal | None = None
+        """Where changes are noted while somebody wants to know what was held before."""
 
     def is_followed(self, table: str) -> bool:
         return not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
@@ -132,6 +137,9 @@ class HeldObjects:
     ) -> None:
         """Hold ``entry`` in the place of ``held``; what that changes is added to ``out``."""
         entries[key] = entry
+        self.totals[table] = self.totals.get(table, 0) + entry.version - (0 if held is None else held.version)
+        if self.journal is not None:
+            self.journal.note(table, key, held, entry, entry.version)
         if (indexes := self.indexes.get(table)) is not None:
             indexes.put(key, entry)
         if held is None:
@@ -156,6 +164,9 @@ class HeldObjects:
     ) -> None:
         """Hold the object no longer.  ``version`` is that of its end."""
         entry = self.tables[table].pop(key)
+        self.totals[table] -= entry.version
+        if self.journal is not None:
+            self.journal.note(table, key, entry, None, version)
         if (indexes := self.indexes.get(table)) is not None:
             indexes.remove(key)
         self.counters.deleted += 1

@@ -16,7 +16,7 @@ from nb_api.core.checks import decode_value, encode_value
 from pubsub_api.core.events import PLAIN_TYPES
 from pubsub_api.errors import UsageError
 
-_AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
+AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
 """What `msgspec.to_builtins` would turn into text, bytes and timestamps of msgpack; neither can be changed."""
 
 FieldValues = tuple[tuple[str, Any], ...]
@@ -30,7 +30,7 @@ def copied(value: Any) -> Any:
     if type(value) in PLAIN_TYPES:
         return value
     try:
-        return msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE)
+        return msgspec.to_builtins(value, builtin_types=AS_THEY_ARE)
     except (TypeError, ValueError):  # an extension of msgpack, which a foreign publisher may send
         return copy.deepcopy(value)
 

@@ -3,6 +3,8 @@
 ==================  ====================================================================================
 ``db_conformance``  the suite that defines a correct database driver; needs pytest
 ``db_child``        the writer in another process that the suite talks to
+``memory_system``   a database, a bus in memory, writers, copies and controllers within a test
+``virtual_time``    a clock of controllers that a test moves
 ``replay``          a model of a database that changes are applied to, and a reader of the feed
 ==================  ====================================================================================
 

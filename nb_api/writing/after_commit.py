@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import operator
 import threading
 import time
@@ -38,6 +39,8 @@ _STALLED_S = 0.5
 """A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
+_END_S = 1.0
+"""Beyond the time that it has, for the thread to notice that it is over."""
 _CONFIRM_PAUSE_S = 0.02
 """In a flood confirmations are at least so far apart."""
 
@@ -77,11 +80,15 @@ class AfterCommitPublisher:
         self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
+        self._ends_at = math.inf
+        """When the thread ends in any case, once this is closed."""
         self._start_afresh()
         forking.register(self)
 
     def _start_afresh(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Sequence[Change]] = deque()
         """The changes of each transaction."""
         self._queued = Load(0, 0)
@@ -111,7 +118,7 @@ class AfterCommitPublisher:
         not wait for a publisher service or a bus that is away.  What finds no room is left to the sweeper.
         """
         try:
-            with self._changed:
+            with self._lock:
                 if not self._is_taken(changes) or self._sender is not None:
                     return  # left to the sweeper, or to who sends
                 if not self._way.is_free(self._queued, time.monotonic()):
@@ -160,7 +167,7 @@ class AfterCommitPublisher:
 
         Raises WaitTimeout, with the last failure when there was one.
         """
-        with self._changed:
+        with self._lock:
             goal = self.counters.committed
             self._is_hurried = True
             self._changed.notify_all()
@@ -176,18 +183,20 @@ class AfterCommitPublisher:
 
     def in_hand(self) -> set[int]:
         """Revisions that are on their way: they need not be swept."""
-        with self._changed:
+        with self._lock:
             waiting = [change.revision for changes in (*self._queue, self._in_work) for change in changes]
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
         """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
-        with self._changed:
-            self._is_closed = True
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._ends_at = time.monotonic() + self._timeout_s
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(2 * self._timeout_s)
+            thread.join(self._timeout_s + _END_S)
             rest = len(self.in_hand())
             if rest:
                 LOG.warning(
@@ -234,7 +243,7 @@ class AfterCommitPublisher:
             )
 
     def _sent(self, batch: Sequence[Change], published: Sequence[Change], refused: int, begun: float) -> None:
-        with self._changed:
+        with self._lock:
             self._way.published(load_of(batch), begun=begun, now=time.monotonic())
             if not published and not refused:
                 self._way.lost()
@@ -254,7 +263,7 @@ class AfterCommitPublisher:
 
     def _stop_sending(self) -> None:
         """An interrupt went through here: this thread does not go on.  What was lost by it is left to the sweeper."""
-        with self._changed:
+        with self._lock:
             if self._sender == threading.get_ident():
                 self._in_work = ()
                 self._sender = None
@@ -268,28 +277,30 @@ class AfterCommitPublisher:
     # -- the thread
 
     def _run(self) -> None:
-        deadline: float | None = None
-        while True:
+        while not self._is_over():
             batch = self._await_work()
             if batch:
                 self._publish(batch)
             if self._is_confirmation_due():
                 self._confirm()
-            if self._is_closed and self._is_idle():
-                deadline = deadline or time.monotonic() + self._timeout_s
-                if not self._unconfirmed or time.monotonic() > deadline:
-                    return
+
+    def _is_over(self) -> bool:
+        """It is closed, and nothing is left to do, or there is no more time for it."""
+        if not self._is_closed:
+            return False
+        return (self._is_idle() and not self._unconfirmed) or time.monotonic() > self._ends_at
 
     def _await_work(self) -> list[Change]:
         """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._queue and self._sender is None:
                     return self._take()
-                if self._is_confirmation_due() or (self._is_closed and self._is_idle() and not self._unconfirmed):
+                if self._is_confirmation_due() or self._is_over():
                     return []
-                rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
-                self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
+                confirms_at = self._last_confirmed + self._confirm_interval_s if self._unconfirmed else math.inf
+                rest_s = min(confirms_at, self._ends_at) - time.monotonic()
+                self._changed.wait(None if math.isinf(rest_s) else max(rest_s, 0.0))
 
     def _is_idle(self) -> bool:
         """Nothing is published or waits for that."""
@@ -313,19 +324,19 @@ class AfterCommitPublisher:
         """Wait until what was published is out of our hands.  Raises as `ChangePublisher.flush`."""
         mark, is_proven = self._way.mark(), True
         try:
-            self._publisher.flush(timeout_s=self._timeout_s)
+            self._publisher.flush(timeout_s=max(min(self._timeout_s, self._ends_at - time.monotonic()), 0.0))
         except (LimitReached, NotPermitted):
             raise  # it was refused, and not held up
         except BaseException:
             is_proven = False
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._way.flushed(mark, is_proven=is_proven)
 
     def _confirm(self) -> None:
         """Wait until the changes are out of our hands, then take them out of the outbox."""
-        with self._changed:
+        with self._lock:
             revisions = list(self._unconfirmed)
         try:
             self._flush_publisher()
@@ -333,7 +344,7 @@ class AfterCommitPublisher:
         except (LimitReached, NotPermitted) as error:
             # Which of them, is not known here; the sweeper, which publishes them again, finds out.
             self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
-            with self._changed:
+            with self._lock:
                 self._leave(self._forget(revisions))
         except HeliographError as error:
             self._failed("confirmed", error)
@@ -341,7 +352,7 @@ class AfterCommitPublisher:
             LOG.exception("After commit: confirming failed in an unforeseen way. It will be tried again.")
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
-            with self._changed:
+            with self._lock:
                 self.counters.confirmed += self._forget(revisions)
                 if self._failure is not None:
                     LOG.info("After commit: changes are published again.")

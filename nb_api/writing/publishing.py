@@ -138,12 +138,16 @@ class ServicePublisher(ChangePublisher):
         self._worker = worker
         self._told = (b"", 0)
         """GUID of the worker, which a fork changes, and how many of its events were refused as far as `flush` told."""
+        self._is_held_up = False
+        """The last flush was not done in time."""
 
     def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         return send_each(self._worker.send_event, changes)
 
     def flush(self, *, timeout_s: float) -> None:
+        self._is_held_up = True
         self._worker.flush(timeout_s=timeout_s)
+        self._is_held_up = False
         statistics = self._worker.statistics()
         guid, told = self._told
         refused = statistics.refused_events - (told if guid == self._worker.guid else 0)
@@ -152,7 +156,10 @@ class ServicePublisher(ChangePublisher):
             raise LimitReached(f"the publisher service refused {refused} events: {statistics.refused_reason}")
 
     def close(self) -> None:
-        self._worker.close()
+        if self._is_held_up:
+            self._worker.close(timeout_s=0.0)  # it was waited for; the outbox has what the service did not take
+        else:
+            self._worker.close()
 
 
 def send_each(send: Callable[[Event], object], changes: Iterable[Change]) -> list[PublishRefusal]:

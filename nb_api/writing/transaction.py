@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from nb_api.db_api import Write
+from nb_api.models.table import Table, TransactionTable
 from pubsub_api.errors import UsageError
+
+T = TypeVar("T")
 
 
 class Transaction:
@@ -18,8 +21,12 @@ class Transaction:
     except for a `put`.  An object may be written once.  Not for several threads.
     """
 
-    def __init__(self, commit: Callable[[Sequence[Write]], list[int]]) -> None:
+    def __init__(
+        self, commit: Callable[[Sequence[Write]], list[int]], table_of: Callable[[type[Any]], Table[Any]]
+    ) -> None:
+        """``table_of`` gives the table of the database for a class."""
         self._commit = commit
+        self._table_of = table_of
         self._writes: list[Write] = []
         self._versions: list[int] | None = None
 
@@ -42,6 +49,10 @@ class Transaction:
         """Remove an object.  At the end: ObjectNotFound, VersionConflict."""
         self._add(Write("delete", table, key, expected_version=expected_version))
 
+    def table(self, cls: type[T]) -> TransactionTable[T]:
+        """The table that a class is declared for, within this transaction.  Raises UsageError."""
+        return TransactionTable(self, self._table_of(cls))
+
     @property
     def versions(self) -> list[int]:
         """The versions of the writes, in their order, once they are committed.  Raises UsageError before."""
@@ -53,6 +64,10 @@ class Transaction:
         if self._versions is not None:
             raise UsageError("the transaction is over: begin another one")
         self._writes.append(write)
+
+    def __repr__(self) -> str:
+        state = "open" if self._versions is None else "committed"
+        return f"<Transaction of {len(self._writes)} writes, {state}>"
 
     def __enter__(self) -> Transaction:
         return self

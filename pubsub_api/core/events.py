@@ -38,6 +38,21 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     topic: str = ""
 
 
+class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
+    """An event with its place in the log, as a group of consumers delivers it.  On the wire it is an `Event`."""
+
+    stream: int = 0
+    """The partition that it was delivered from."""
+    offset: int = 0
+    """Its offset in the shard of the log."""
+    attempt: int = 1
+    """Which delivery this is, as far as the group knows."""
+    grant: int = 0
+    """Fencing token: the number of the grant under which it was delivered.  Rises when the partition changes hands."""
+    loan: int = 0
+    """Which loan of this process it came from."""
+
+
 encode_fields = msgspec.msgpack.Encoder().encode
 """The wire form of the six elements of an event, which were checked.  Raises ENCODING_ERRORS."""
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)

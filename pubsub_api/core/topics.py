@@ -191,8 +191,7 @@ class FilterSet:
         return topic_filter in self._exact or topic_filter in self._wildcards
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._exact
-        yield from self._wildcards
+        return iter((*self._exact, *self._wildcards))  # a copy: another thread may add one
 
     def __len__(self) -> int:
         return len(self._exact) + len(self._wildcards)

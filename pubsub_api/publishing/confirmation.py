@@ -52,7 +52,9 @@ class Confirmer:
         """Frames that came and were refused."""
         self._guid = os.urandom(frames.GUID_BYTES)
         self._one_at_a_time = threading.Lock()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._changed = threading.Condition(self._lock)
         self._holders: dict[int, set[bytes]] = {}
         """Query id * wants per query + position of a want -> the caches that hold it."""
         self._keepers: dict[int, set[bytes]] = {}
@@ -86,7 +88,7 @@ class Confirmer:
     def _ask(self, wants: list[Want], needed: Needed, until: float) -> list[Want]:
         """One round: returns the ranges that too few caches hold."""
         keys: list[tuple[int, Want]] = []
-        with self._changed:
+        with self._lock:
             self._holders.clear()
             self._keepers.clear()
         for query in self._questions(wants):
@@ -103,7 +105,7 @@ class Confirmer:
                 if len(self._holders.get(key, ())) < needed.caches or len(self._keepers.get(key, ())) < needed.services
             ]
 
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not still_open(), timeout=max(0.0, until - time.monotonic()))
             return still_open()
 
@@ -127,7 +129,7 @@ class Confirmer:
         if header.kind != Kind.REPLY:
             return
         reply = messages.decode(messages.Reply, frame, header)
-        with self._changed:
+        with self._lock:
             for known, positions in ((self._holders, reply.held), (self._keepers, reply.durable)):
                 for position in positions:
                     known.setdefault(reply.id * WANTS_PER_QUERY_MAX + position, set()).add(header.guid)

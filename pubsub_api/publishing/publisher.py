@@ -55,6 +55,7 @@ from pubsub_api.publishing.sending import FrameSender
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 
@@ -388,6 +389,9 @@ class Publisher(Closeable):
     def address(self) -> str:
         """Where subscribers can listen to this publisher."""
         return self._end.address
+
+    def _about(self) -> str:
+        return f"{self._name} at {without_password(self._end.address)}"
 
     def heads(self) -> dict[str, int]:
         """Topic -> number of its last event.  Give it to a successor as `Predecessor` after `close`."""

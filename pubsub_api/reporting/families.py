@@ -27,11 +27,12 @@ _GAUGES = {
     "cache": {"frames", "bytes"},
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
-    "local_cache": {"objects", "tombstones", "position", "untold", "subscriptions"},
+    "local_cache": {"objects", "tombstones", "position", "newest", "untold", "subscriptions"},
     "controller": {
         "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
         "run_max_s",
     },
+    "fleet": {"bytes", "members"},
     "log": {"events", "bytes", "sealed_bytes", "segments"},
     "group": {"lag", "oldest_seconds", "members", "missing", "expired"},
     "publisher_service": {"workers", "workers_remembered", "database_revision", "outbox"},

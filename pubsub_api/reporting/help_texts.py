@@ -128,7 +128,7 @@ HELP: dict[str, dict[str, str]] = {
         "delivered": "Of a member of a group: events handed to the user.",
         "redelivered": "Of a member of a group: of these, deliveries beyond the first, as far as the group knows.",
         "acknowledged": "Of a member of a group: events that are done, dead letters not counted.",
-        "failed": "Of a member of a group: attempts that ended in a nack or an error of the callback.",
+        "failed": "Of a member of a group: attempts that ended in a refusal or an error of the callback.",
         "timed_out": (
             "Of a member of a group: events taken back because they were with the program for longer than "
             "handler_timeout."
@@ -174,6 +174,9 @@ HELP: dict[str, dict[str, str]] = {
             "Of a writer: updates and puts that changed nothing, so that nothing was written and nothing told."
         ),
         "conflicts": "Of a writer: updates tried again because another writer was faster.",
+        "mismatches": (
+            "Of a writer: values that did not fit the class of their table: refused, or read and left as they are."
+        ),
         "handover.committed": "Of a writer: changes that this process committed.",
         "handover.published": (
             "Of a writer: of these, given to the publisher, by the thread that committed or by the one that confirms."
@@ -198,6 +201,8 @@ HELP: dict[str, dict[str, str]] = {
         "objects": "Of a local cache: objects in the copy.",
         "tombstones": "Of a local cache: deleted objects that are remembered.",
         "position": "Of a local cache: the copy holds everything up to this revision, and much after it.",
+        "newest": "Of a local cache: the highest revision of what was heard or read.",
+        "followed": "Of a local cache: which tables, None for all, and which topics the copy is of.",
         "is_synced": (
             "Of a local cache: the copy is complete: no resync is waiting, and the feed, if it is followed, can "
             "be read."
@@ -255,6 +260,20 @@ HELP: dict[str, dict[str, str]] = {
             "Of a local cache: snapshots read without a slot: none was free for too long, or the database took no "
             "write."
         ),
+        "syncs.reasons": "Of a local cache: snapshots, reads of topics and deltas, by why they were made.",
+        "verify.verifications": (
+            "Of a local cache: comparisons of the copy with the database that came to a result (local-caches.md)."
+        ),
+        "verify.values": "Of a local cache: objects whose values were compared by these.",
+        "verify.late": "Of a local cache: objects whose change was still on its way meanwhile, and came.",
+        "verify.differences": "Of a local cache: objects that were otherwise in the copy than in the database.",
+        "verify.repaired": "Of a local cache: of these, those that were put right at once.",
+        "verify.unsettled": (
+            "Of a local cache: verifications that had to be put off: the copy was being read, or the bus was away."
+        ),
+        "verify.failures": (
+            "Of a local cache: periodic verifications that failed otherwise, as when the database cannot be reached."
+        ),
         "overruns": "Of a local cache: times changes were not told one by one, because the program did not take them.",
         "callback_errors": "Of a local cache: times the callback raised; it is called again with the same changes.",
         "untold": "Of a local cache: changes that callbacks have not taken yet.",
@@ -264,6 +283,9 @@ HELP: dict[str, dict[str, str]] = {
             "is not in that index."
         ),
         "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
+        "mismatches": (
+            "Of a local cache: versions of objects that were read or told and do not fit the class of their table."
+        ),
         "bus": "Of a local cache: the numbers of its subscriber; None when it follows the feed of the database.",
     },
     "controller": {
@@ -306,6 +328,20 @@ HELP: dict[str, dict[str, str]] = {
         "waited_max_s": "Of a controller: the longest of these waits.",
         "run_s": "Of a controller: how long the calls took, all together.",
         "run_max_s": "Of a controller: the longest of them.",
+    },
+    "fleet": {
+        "reports": "Of a process that tells the fleet: reports told.",
+        "failures": (
+            "Of a process that tells the fleet: reports that the database did not take, or that could not be "
+            "made; the next one follows as usual."
+        ),
+        "bytes": "Of a process that tells the fleet: size of the newest report.",
+        "members": "Of a process that tells the fleet: reports of all processes when the newest was told.",
+        "clashes": "Of a process that tells the fleet: times another process was found to use the same name.",
+        "forgotten": (
+            "Of a process that tells the fleet: reports of others that were deleted because nothing had renewed "
+            "them for a day."
+        ),
     },
     "recorder": {
         "appends": "Of a recorder of a log: calls of the log; each stores many frames.",

@@ -100,9 +100,10 @@ class ProcessReport:
 
     def families(self) -> list[Family]:
         """Every metric, once."""
-        return gather(self._readings())
+        return gather(self.readings())
 
-    def _readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[Reading]:
+        """The statistics of everything that was added, and of the process itself."""
         with self._lock:
             sources = list(self._sources.items())
         for number, read in sources:
@@ -142,7 +143,7 @@ class ProcessReport:
         problems = self.problems()
         objects = [
             {"role": one.role, "labels": dict(one.labels), "statistics": _plain(one.statistics)}
-            for one in self._readings()
+            for one in self.readings()
             if one.role != "process"
         ]
         return {

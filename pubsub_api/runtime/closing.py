@@ -13,6 +13,7 @@ class Closeable(abc.ABC):
     """Leaving the ``with`` block closes it, also when the block failed; an error goes on its way."""
 
     _is_closed: bool
+    _is_inherited: bool
 
     @property
     def is_closed(self) -> bool:
@@ -22,6 +23,20 @@ class Closeable(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of everything.  Calling it again does nothing."""
+
+    def __repr__(self) -> str:
+        about = self._about()
+        return f"<{type(self).__name__}{about and ' '}{about}{self._state()}>"
+
+    def _about(self) -> str:
+        """What tells it from others: an address, a name.  Never waits."""
+        return ""
+
+    def _state(self) -> str:
+        if getattr(self, "_is_inherited", False):
+            return " inherited"
+        is_closed = getattr(self, "_is_closed", None)  # some do not keep it, and some are not made yet
+        return "" if is_closed is None else " closed" if is_closed else " open"
 
     def __enter__(self: C) -> C:
         return self

@@ -1,7 +1,7 @@
 """Finding and importing drivers by the name of an entry point, and telling well what is wrong when that fails.
 
 Serves every kind of driver.  An entry point may state the pip extra that brings its library,
-``zenoh = drivers.pubsub.zenoh:ZenohPubSub [zenoh]``; the error for a missing library then says what to install.
+``zenoh = heliograph_drivers.pubsub.zenoh:ZenohPubSub [zenoh]``; the error for a missing library says what to install.
 Whatever goes wrong is raised as one typed error with the cause attached, and nothing is logged instead.
 """
 

@@ -7,6 +7,7 @@ user with a frame that came alone (`pubsub_api.subscribing.inline_dispatch`): it
 from __future__ import annotations
 
 import logging
+import operator
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,10 @@ class Dispatcher:
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self.put = self._queue.put
         """Queue a batch; None ends the thread, and iterations."""
+        self._reading: Iterator[Item] | None = None
+        """What is left of the batch that a user reads, which counts in the queue until it was read."""
+        self._size = 0
+        """Of that batch."""
         self._left = 0
         """Items that are left of a batch."""
         self.received = self.callback_errors = 0
@@ -121,19 +126,29 @@ class Dispatcher:
             self.callback_errors += 1
             LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
 
-    def batches(self) -> Iterator[list[Event]]:
-        """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
-        while True:
-            items = self._queue.get()
-            if items is None:
-                self._queue.put(None)
-                return
-            yield from self._events_of(items)
-            self._handled(size_of(items))
+    def take(self, timeout_s: float | None) -> list[Event] | None:
+        """For a user that reads: the next events (`pubsub_api.subscribing.reading`); resyncs are told on the way.
 
-    def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
+        When telling one is interrupted, what follows it comes with the next call.
+        """
+        while True:
+            if self._reading is None:
+                try:
+                    items = self._queue.get(timeout=timeout_s)
+                except queue.Empty:
+                    return []
+                if items is None:
+                    self._queue.put(None)
+                    return None
+                self._reading, self._size = iter(items), size_of(items)
+            for events in self._events_of(self._reading):
+                return events
+            self._reading = None
+            self._handled(self._size)
+
+    def _events_of(self, items: Sequence[Item] | Iterator[Item]) -> Iterator[list[Event]]:
         """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
-        self._left = len(items)
+        self._left = operator.length_hint(items)
         for item in items:
             if self.is_closed:
                 return

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pubsub_api.core.durability import HistoryOutcome
@@ -106,16 +106,15 @@ class BatchQueue:
             self._waiting.append(events)
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[Sequence[Event]]:
-        """Blocks while there is none; ends when the queue is closed and empty."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    return
-                batch = self._waiting.popleft()
-                self._changed.notify_all()
-            yield batch
+    def take(self, timeout_s: float | None) -> Sequence[Event] | None:
+        """See `pubsub_api.subscribing.reading`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout_s):
+                return ()
+            if not self._waiting:
+                return None
+            self._changed.notify_all()
+            return self._waiting.popleft()
 
     def close(self) -> None:
         with self._changed:
@@ -124,7 +123,7 @@ class BatchQueue:
 
 
 class HistoryGate:
-    """Made closed; `start` begins to read.  ``on_events`` None: the user iterates over `batches`."""
+    """Made closed; `start` begins to read.  ``on_events`` None: the user reads by `take`."""
 
     def __init__(
         self,
@@ -227,9 +226,9 @@ class HistoryGate:
     def mismatches(self) -> Sequence[Mismatch]:
         return self._source.mismatches()
 
-    def batches(self) -> Iterator[Sequence[Event]]:
-        """For a user that iterates: history, then live events, until it is closed."""
-        return iter(self._queue)
+    def take(self, timeout_s: float | None) -> Sequence[Event] | None:
+        """For a user that reads: history, then live events (`pubsub_api.subscribing.reading`)."""
+        return self._queue.take(timeout_s)
 
     def statistics(self) -> HistoryStatistics:
         return HistoryStatistics(

@@ -35,6 +35,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.plugins import without_password
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
@@ -42,6 +43,7 @@ from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
 from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, Relieve
 from pubsub_api.subscribing.items import Item, Mark, size_of
+from pubsub_api.subscribing.reading import EventReader
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
@@ -54,9 +56,9 @@ class Subscriber(Closeable):
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
     With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
-    one that received; a program may take its time in either.  Without, iterate: ``for event in subscriber`` yields
-    events until it is closed, and resyncs go to ``on_resync``.  Who only stores or passes on what was sent takes
-    ``on_frames`` instead, and nothing is decoded.
+    one that received; a program may take its time in either.  Without, read: ``for event in subscriber`` yields events
+    until it is closed, `get` waits for the next one, and resyncs go to ``on_resync``.  Who only stores or passes on
+    what was sent takes ``on_frames`` instead, and nothing is decoded.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Subscriber(Closeable):
             undecodable=self._on_undecodable,
             resync_failed=self._on_resync_failed,
         )
+        self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and self._dispatcher.thread is not None
         self._foreign = self._foreign_discarded = 0
@@ -330,12 +333,25 @@ class Subscriber(Closeable):
     # -- what the user calls
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the subscriber is closed.  One iterating thread at a time."""
+        """Events until the subscriber is closed.  One reading thread at a time; who iterates again goes on."""
+        self._check_reading()
+        yield from self._reader
+
+    def get(self, *, timeout_s: float | None = None) -> Event | None:
+        """The next event, None when none came within the time; resyncs go to ``on_resync`` meanwhile.
+
+        One reading thread at a time.  Without a time it waits as long as it takes.  Raises Closed.
+        """
+        self._check_reading()
+        event = self._reader.get(timeout_s)
+        if event is None and self._reader.is_over:
+            raise Closed("the subscriber was closed")
+        return event
+
+    def _check_reading(self) -> None:
         if self._dispatcher.thread is not None and not (self._gate and self._gate.is_iterated):
-            raise UsageError("this subscriber calls back; make one without a callback to iterate")
+            raise UsageError("this subscriber calls back; make one without a callback to read")
         self._check_usable()
-        for events in self._gate.batches() if self._gate else self._dispatcher.batches():
-            yield from events
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when the subscription is in effect: what is published from now on is delivered, or its loss is told.
@@ -406,6 +422,11 @@ class Subscriber(Closeable):
             self._links.pop(address, None)
             self._addresses.discard(address)
         return self._end.unregister_listen_address(address)
+
+    def _about(self) -> str:
+        up = sum(reason is None for reason in list(self._links.values()))
+        addresses = ", ".join(map(without_password, sorted(self._addresses)))
+        return f"of {addresses or 'no address'}, {up} links up,"
 
     @property
     def topics(self) -> list[str]:

@@ -12,10 +12,9 @@ import time
 
 from durable_log.log_api import LogApi
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import Event, encode_event, pack_body
+from pubsub_api.core.events import Event, GroupEvent, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.topics import check_topic
-from shared_subscriptions.core.events import GroupEvent
 
 
 class DeadLetters:

@@ -9,49 +9,31 @@ repeats no more than what was not reported yet.  A user who does not answer lose
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
 
 from durable_log.errors import LogError
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, UsageError
+from pubsub_api.subscribing.scheme import OnGroupEvent, OnGroupEvents
 from shared_subscriptions import config
+from shared_subscriptions.consuming.handler_call import HandlerCall
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
-from shared_subscriptions.core.events import GroupEvent
 
 LOG = logging.getLogger(__name__)
 
-OnEvent = Callable[[GroupEvent], None]
-OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
 _IDLE_S = 5.0
 """A thread that waits is woken; this is the longest wait should a wake-up be missing."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
-
-
-@dataclasses.dataclass(eq=False)
-class HandlerCall:
-    """A batch that is with the user.  `since` and `place` are written by the thread that calls, all else under the
-    lock."""
-
-    loan: LoanState
-    batch: list[GroupEvent]
-    since: float
-    """When the user got the event that it has now, or the whole batch."""
-    place: int = 0
-    """Events before this one are done with."""
-    settled: int = 0
-    """Events before this one are settled."""
-    is_exclusive: bool = False
-    """Each of its events holds its object until it is settled (`PartitionDelivery.take`)."""
-    is_abandoned: bool = False
-    """Taken back: whatever comes of it is late."""
 
 
 class Dispatch:
@@ -62,8 +44,8 @@ class Dispatch:
         memberships: Memberships,
         options: Any,
         *,
-        on_event: OnEvent | None,
-        on_events: OnEvents | None,
+        on_event: OnGroupEvent | None,
+        on_events: OnGroupEvents | None,
         auto_ack: bool,
         wake: Callable[[], None],
         note: Callable[[], None],
@@ -85,6 +67,10 @@ class Dispatch:
         # With one dispatcher that settles whole batches there is no other thread to be exclusive against.
         self._is_always_exclusive = not auto_ack or options.concurrency > 1
         self._iterations = 0
+        self._getting: Generator[GroupEvent | None, None, None] | None = None
+        """The iteration behind `get`."""
+        self._get_until = math.inf
+        """When that gives up."""
         self._is_closed = False
         self._is_suspended = False
         self._calls: set[HandlerCall] = set()
@@ -103,6 +89,9 @@ class Dispatch:
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
+        if self._getting is not None:
+            with contextlib.suppress(ValueError):  # a thread waits in it, and is let go
+                self._getting.close()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
@@ -126,11 +115,11 @@ class Dispatch:
     def _is_exclusive(self) -> bool:
         return self._is_always_exclusive or self._iterations > 1
 
-    def _next(self, check: Callable[[], None] = lambda: None) -> HandlerCall | None:
-        """Wait for events; None when it is closed."""
+    def _next(self, check: Callable[[], None] = lambda: None, until: float = math.inf) -> HandlerCall | None:
+        """Wait for events; None when the time is over or it is closed.  Raises what ``check`` raises."""
         while True:
             with self._lock:
-                found = self._wait_for_events(check)
+                found = self._wait_for_events(check, until)
                 if found is None:
                     return None
                 loan, batch = found
@@ -144,7 +133,7 @@ class Dispatch:
             with self._lock:
                 self._after_settling(loan)
 
-    def _wait_for_events(self, check: Callable[[], None]) -> Batch | None:
+    def _wait_for_events(self, check: Callable[[], None], until: float) -> Batch | None:
         while not self._is_closed:
             now = time.monotonic()
             # Several loops share what there is, event by event; so does one that settles each event by itself.
@@ -153,7 +142,9 @@ class Dispatch:
             if found is not None:
                 return found
             check()
-            self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
+            if now >= until:
+                return None
+            self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S, until - now))
         return None
 
     def _returned(self, call: HandlerCall) -> None:
@@ -178,7 +169,7 @@ class Dispatch:
             assert self._on_event is not None
             self._call_one_by_one(call, self._on_event)
 
-    def _call_with_all(self, call: HandlerCall, on_events: OnEvents) -> None:
+    def _call_with_all(self, call: HandlerCall, on_events: OnGroupEvents) -> None:
         failure: BaseException | None = None
         try:
             on_events(call.batch)
@@ -208,7 +199,7 @@ class Dispatch:
                 loan.delivery.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _call_one_by_one(self, call: HandlerCall, on_event: OnEvent) -> None:
+    def _call_one_by_one(self, call: HandlerCall, on_event: OnGroupEvent) -> None:
         failure = None
         try:
             for event in call.batch:
@@ -368,6 +359,7 @@ class Dispatch:
                 self._handler.counters.late += 1
                 return False
             is_done = loan.delivery.ack(event)
+            self._note_settled(event)
             self._after_settling(loan)
             return is_done
 
@@ -377,7 +369,26 @@ class Dispatch:
             if loan is None:
                 self._handler.counters.late += 1
                 return
+            self._note_settled(event)
         self._fail(loan, event, delay_s, "refused by the consumer")
+
+    def _note_settled(self, event: GroupEvent) -> None:
+        """Under the lock: a program that reads may take its time before it asks for the next event."""
+        for call in self._calls if not self._threads and not self._auto_ack else ():
+            if call.batch[0] is event:
+                call.place = len(call.batch)
+
+    def extend(self, event: GroupEvent) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            loan = self._handler.loan_of(event)
+            is_out = loan is not None and loan.delivery.extend(event, now)
+            for call in self._calls:
+                if not call.is_abandoned and any(one is event for one in call.batch[call.place :]):
+                    call.since = now
+                    is_out |= self._auto_ack
+            self._handler.counters.late += not is_out
+            return is_out
 
     def _fail(self, loan: LoanState, event: GroupEvent, delay_s: float | None, reason: str) -> None:
         with self._lock:
@@ -412,11 +423,29 @@ class Dispatch:
 
     def events(self, check: Callable[[], None]) -> Iterator[GroupEvent]:
         """Events for the user's own loop.  With ``auto_ack`` each is done when the next one is asked for."""
+        return cast("Iterator[GroupEvent]", self._turns(check, lambda: math.inf))
+
+    def get(self, check: Callable[[], None], timeout_s: float | None) -> GroupEvent | None:
+        """The next event of an iteration that goes on with every call; None when the time is over or it is closed."""
+        self._get_until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if self._getting is None:
+            self._getting = self._turns(check, lambda: self._get_until)
+        try:
+            return next(self._getting, None)
+        except BaseException:
+            self._getting = None  # it has ended
+            raise
+
+    def _turns(self, check: Callable[[], None], until: Callable[[], float]) -> Generator[GroupEvent | None, None, None]:
+        """Events, and None whenever the time is over."""
         if self._threads:
             raise UsageError("this subscriber calls back; make one without on_event to iterate")
         self._count_iteration(1)
         try:
-            while (call := self._next(check)) is not None:
+            while not self._is_closed:
+                if (call := self._next(check, until())) is None:
+                    yield None
+                    continue
                 try:
                     if self._auto_ack:
                         yield from self._one_after_the_other(call)

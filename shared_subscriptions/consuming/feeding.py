@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from durable_log.errors import LogCorrupt
@@ -20,10 +21,13 @@ from shared_subscriptions.core.consuming.handler import Handler, LoanState
 LOG = logging.getLogger(__name__)
 
 _READ_EVENTS_MAX = 10_000
-_WAIT_S = 0.1
-"""How long a wait for shards that are not of interest any more may go on."""
+_WAIT_S = 0.25
+"""How long a wait for shards that are not of interest any more may go on; closing may take as long."""
 _IDLE_S = 5.0
 """The reader is woken when there is something to do; this is the longest wait should a wake-up be missing."""
+_READ_ALL_S = 60.0
+"""With many partitions, this often all are read that seemed to be at their end; in between the ends of shards are
+looked at."""
 _READ_AT_ONCE = 32
 """With more partitions that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
@@ -65,6 +69,7 @@ class Feeder:
         self._found: dict[int, int] = {}
         """Where all shards ended at the last look; a wait for more than that notices when it is stale."""
         self._is_stale = True
+        self._read_all_at = 0.0
         self._is_counting = False
         """The ends of all shards are looked at."""
         self._hungry: list[LoanState] = []
@@ -153,8 +158,11 @@ class Feeder:
         with self._watching:
             self._ends = ends
             self._watching.notify_all()
-        if not self._wakeup.wait(_IDLE_S):
-            self._is_stale = True
+        if self._wakeup.wait(_IDLE_S):
+            return
+        self._is_stale = True
+        if not self._is_counting or time.monotonic() >= self._read_all_at:
+            self._read_all_at = time.monotonic() + _READ_ALL_S
             self._hungry = [loan for waiting in self._waiting.values() for loan in waiting.values()]
             self._waiting.clear()
 

@@ -193,10 +193,9 @@ class ProtocolThread:
 
     def _renew_all(self, link: LeaderLink, answer: PingAllResponse, now: float) -> None:
         asked_at, renewed = link.heard(answer)
-        is_known = link.is_known(self._changes)
-        for borrower in renewed:
-            if is_known or self._speaks_on(link, borrower):
-                self._handler.agent.on_heard_of(borrower, asked_at, now)
+        if not link.is_known(self._changes):
+            renewed = [borrower for borrower in renewed if self._speaks_on(link, borrower)]
+        self._handler.agent.on_heard_of(renewed, asked_at, now)
 
     @property
     def _changes(self) -> int:

@@ -8,11 +8,12 @@ import logging
 from durable_log.errors import OffsetTooOld
 from durable_log.log_api import LogApi, StoredFrame
 from pubsub_api.core import frame as frames
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent, LoanOrigin, PartitionPlace, decode, is_portion
+from shared_subscriptions.core.events import LoanOrigin, PartitionPlace, decode, is_portion
 
 LOG = logging.getLogger(__name__)
 

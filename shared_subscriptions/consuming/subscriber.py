@@ -23,13 +23,14 @@ from oslo_config import cfg
 
 from durable_log.log_api import LogApi
 from pubsub_api.core.durability import HistoryOutcome
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.closing import Closeable
 from pubsub_api.subscribing.history import Mismatch
+from pubsub_api.subscribing.scheme import GroupMember, OnGroupEvent, OnGroupEvents
 from shared_subscriptions import config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
-from shared_subscriptions.consuming.dispatch import Dispatch, OnEvent, OnEvents
+from shared_subscriptions.consuming.dispatch import Dispatch
 from shared_subscriptions.consuming.feeding import Feeder
 from shared_subscriptions.consuming.memberships import MemberGroup, Memberships
 from shared_subscriptions.consuming.protocol import ProtocolThread
@@ -38,7 +39,7 @@ from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent, Mode
+from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.leading.candidate import LeaderRecord
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
@@ -51,12 +52,12 @@ LOG = logging.getLogger(__name__)
 _CLOSE_EXTRA_S = 1.0
 
 
-class GroupSubscriber(Closeable):
+class GroupSubscriber(GroupMember):
     """A member of one or several groups.  Every method may be called from any thread.
 
     With ``on_event`` or ``on_events`` the user is called from dispatcher threads; without, iterate.  With ``auto_ack``
     an event is acknowledged when the callback returns, or when the next one is asked for, and tried again when the
-    callback raises; without, call `ack` or `nack` for every event.
+    callback raises; without, call `acknowledge` or `refuse` for every event.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class GroupSubscriber(Closeable):
         conf: cfg.ConfigOpts,
         topics: Sequence[str],
         *,
-        on_event: OnEvent | None = None,
-        on_events: OnEvents | None = None,
+        on_event: OnGroupEvent | None = None,
+        on_events: OnGroupEvents | None = None,
         auto_ack: bool = True,
         name: str = "",
         recording: Recording | None = None,
@@ -154,6 +155,9 @@ class GroupSubscriber(Closeable):
         self._protocol.wake()
         return number is not None
 
+    def _about(self) -> str:
+        return f"of {', '.join(self.topics)} in {self._log!r}"
+
     @property
     def topics(self) -> list[str]:
         """The filters in use."""
@@ -198,7 +202,7 @@ class GroupSubscriber(Closeable):
 
     # -- what the user calls
 
-    def ack(self, event: GroupEvent) -> bool:
+    def acknowledge(self, event: GroupEvent) -> bool:
         """The event is done.  False when its partition was lost meanwhile: the group may deliver it again.
 
         Raises NotAGroupEvent.
@@ -206,7 +210,7 @@ class GroupSubscriber(Closeable):
         self._check_event(event)
         return self._dispatch.ack(event)
 
-    def nack(self, event: GroupEvent, delay_s: float | None = None) -> None:
+    def refuse(self, event: GroupEvent, delay_s: float | None = None) -> None:
         """The event could not be handled: deliver it again, after ``delay_s`` or the configured back-off.
 
         Other events of its topic and key wait for it.  When it has used up its attempts it goes to the dead letters;
@@ -217,10 +221,29 @@ class GroupSubscriber(Closeable):
             raise UsageError(f"delay_s is {delay_s}: events cannot be delivered in the past")
         self._dispatch.nack(event, delay_s)
 
+    def extend(self, event: GroupEvent) -> bool:
+        """The event takes longer: `handler_timeout` begins anew.  False when it was taken away already.
+
+        Raises NotAGroupEvent.
+        """
+        self._check_event(event)
+        return self._dispatch.extend(event)
+
     def __iter__(self) -> Iterator[GroupEvent]:
         """Events until the subscriber is closed.  Raises GroupDestroyed when all its groups are gone."""
         self._check_usable()
         return self._dispatch.events(self._memberships.check_alive)
+
+    def get(self, *, timeout_s: float | None = None) -> GroupEvent | None:
+        """The next event, None when none came within the time.  One thread at a time; others iterate.
+
+        With ``auto_ack`` the event before is acknowledged by that.  Raises Closed, GroupDestroyed.
+        """
+        self._check_usable()
+        event = self._dispatch.get(self._memberships.check_alive, timeout_s)
+        if event is None:
+            self._check_usable()
+        return event
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when every subscription has found its leader, and what this process records as leader is recorded.

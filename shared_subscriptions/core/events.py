@@ -1,4 +1,4 @@
-"""An event as a group delivers it, and how a shard is divided into partitions.
+"""Events as a group delivers them, and how a shard is divided into partitions.
 
 A *partition* is what is assigned to members: a shard of the log, or one of the lanes that a shard is divided into.
 Lanes let more members work than the log has shards.  In a ``$shared`` group the lane of an event is decided by its
@@ -15,7 +15,7 @@ import msgspec
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import UndecodableBody
-from pubsub_api.core.events import Event
+from pubsub_api.core.events import GroupEvent
 
 Mode = Literal["shared", "queue"]
 
@@ -35,21 +35,6 @@ def is_portion(partition: int) -> bool:
 def lane_of(topic: str, key: str, lanes: int) -> int:
     """Where the events of a topic and key belong."""
     return zlib.crc32(f"{topic}\0{key}".encode()) % lanes
-
-
-class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
-    """An event with its place in the log: what `ack` and `nack` need.  On the wire it is an `Event` like any other."""
-
-    stream: int = 0
-    """The partition that it was delivered from."""
-    offset: int = 0
-    """Its offset in the shard of the log."""
-    attempt: int = 1
-    """Which delivery this is, as far as the group knows."""
-    grant: int = 0
-    """Fencing token: the number of the grant under which it was delivered.  Rises when the partition changes hands."""
-    loan: int = 0
-    """Which loan of this process it came from."""
 
 
 class PartitionPlace(NamedTuple):

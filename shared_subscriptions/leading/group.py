@@ -108,7 +108,6 @@ class Leading:
         self._standby = GroupStandby(declaration.name, owner, self._records.declaration)
         self._commit_interval_s = config.COMMIT_INTERVAL_S
         self.lease = declaration.lease
-        self.beat_s = self.lease.beat_s
         self._settings = dataclasses.replace(config.leader_settings(conf), lease=self.lease)
         self.candidate = Candidate(
             LeaderRecord(id=uuid.uuid4().hex, key=key, incarnation=self._incarnation), self.lease
@@ -141,6 +140,8 @@ class Leading:
 
     def step(self, now: float, *, may_claim: bool) -> Commit | None:
         """Time has passed, or something has happened.  Returns what is to be written.  Raises LogError."""
+        if self.leader is not None and self.candidate.is_overthrown:
+            self.refused()
         if self.leader is None or self.candidate.role is CandidateRole.UNCERTAIN:
             self._watch(now)
             if self.leader is None:
@@ -177,9 +178,10 @@ class Leading:
         if group is None:
             self._is_gone()
             return None
+        lease = self.candidate.sign_of_life = self._process.lease(self.lease)
         self.candidate.me = msgspec.structs.replace(
-            self.candidate.me, endpoint=self._process.listen(), lease=self._process.lease(self.lease).name,
-            renewed_ns=time.time_ns(), is_recording=False,
+            self.candidate.me, endpoint=self._process.listen(), lease=lease.name, renewed_ns=time.time_ns(),
+            is_recording=False,
         )  # fmt: skip
         # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
         claim = self.candidate.claim(time.monotonic())
@@ -195,8 +197,6 @@ class Leading:
         role = self.candidate.role
         if role is CandidateRole.LEADING and self.leader is None:
             self._begin()
-        elif role is CandidateRole.LEADING and self.leader is not None:
-            self.leader.renewed(self.candidate.renewed_at)
         elif role in (CandidateRole.WATCHING, CandidateRole.RETIRED) and self.leader is not None:
             if role is CandidateRole.WATCHING:
                 LOG.warning("Group %s: somebody else leads now.", self.name)
@@ -229,7 +229,7 @@ class Leading:
         predecessor = self.candidate.predecessor
         self.leader = (QueueLeader if declaration.mode == "queue" else Leader)(
             self.candidate.epoch, self._settings, declaration, self._records.partitions(), now=time.monotonic(),
-            held_until=self.candidate.renewed_at + self.lease.leader_hold_s,
+            renewed_at=lambda: self.candidate.renewed_at,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
         self.leader.is_outdated = True
@@ -300,15 +300,20 @@ class Leading:
     def _note_time(self) -> None:
         self.candidate.me = msgspec.structs.replace(self.candidate.me, renewed_ns=time.time_ns())
 
-    def renew(self, leader: Leader, states: Sequence[ShardState], now: float, *, reads_declaration: bool) -> None:
-        """Look what there is to hand out and, with ``reads_declaration``, what operators want.  Raises LogError."""
+    def renew(
+        self, leader: Leader, states: Sequence[ShardState], now: float, *, has_moved: bool, reads_declaration: bool
+    ) -> bool:
+        """Look what there is to hand out, when shards have moved or it does not know, and with ``reads_declaration``
+        what operators want; False when nothing is new.  Raises LogError."""
         declaration = leader.declaration
         if reads_declaration or leader.is_outdated:
             found = self._records.declaration()
             if found is None:
                 self._end_group(leader)
-                return
+                return True
             declaration = found
+        if not has_moved and not leader.is_outdated and declaration == leader.declaration:
+            return False
         infos = {
             state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end)
             for state in states
@@ -318,6 +323,7 @@ class Leading:
         self._is_touched |= infos.keys() != leader.partitions.keys() or declaration != leader.declaration
         leader.on_declaration(declaration, now)
         leader.on_partitions(infos, now)
+        return True
 
     def _end_group(self, leader: Leader) -> None:
         LOG.warning("Group %s was destroyed.", self.name)
@@ -332,7 +338,7 @@ class Leading:
 
     def _commit(self, leader: Leader, claim: Claim) -> Commit:
         now = time.monotonic()
-        self._commit_at = now + min(self.beat_s, self._commit_interval_s)
+        self._commit_at = now + min(self.lease.beat_s, self._commit_interval_s)
         self._commit_early_at = now + self._commit_interval_s / 10
         is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
         changes, deleted = leader.store.changes()
@@ -355,7 +361,6 @@ class Leading:
         leader = self.leader
         if leader is not None:
             self._said = commit.said
-            leader.renewed(self.candidate.renewed_at)
             leader.stored(commit.records, commit.deleted, time.monotonic())
         self._after_change()
 
@@ -367,12 +372,6 @@ class Leading:
                 self._end_group(self.leader)
         finally:
             self._after_change()
-
-    def kept(self, started: float) -> None:
-        """The lease of the process was renewed by a write that began then."""
-        if self.leader is not None and self.candidate.role is not CandidateRole.WATCHING:
-            self.candidate.kept(started)
-            self.leader.renewed(started)
 
     def unknown(self) -> None:
         """What became of a commit is not known: see, as soon as the log can be read."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import GroupMember
+from shared_subscriptions.core.leading.members import ConnectedMember
 from shared_subscriptions.core.leading.partitions import Partition
 from shared_subscriptions.leading.records import GroupStatus, MemberStatus, MoveStatus
 
@@ -57,7 +57,7 @@ def _holding(leader: Leader, partition: Partition, names: Mapping[str, str]) -> 
     return ("handed out" if owners else "absent"), ", ".join(owners)[:_OWNERS_CHARACTERS_MAX]
 
 
-def _state(member: GroupMember, youngest: dict[str, GroupMember]) -> str:
+def _state(member: ConnectedMember, youngest: dict[str, ConnectedMember]) -> str:
     if member.is_expelled:
         return "expelled"
     return "member" if youngest[member.slot] is member else "superseded"

@@ -27,7 +27,7 @@ from typing import TypeVar
 from oslo_config import cfg
 
 from durable_log.errors import LogError, LogReplaced, RecordConflict
-from durable_log.log_api import LogApi, ShardState
+from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.sockets.waking import Waker
@@ -62,18 +62,21 @@ class LeaderThread:
         self._log_trouble = SeldomLog(LOG)
         self._key = os.urandom(wire.KEY_BYTES)
         self._groups: dict[str, Leading] = {}
+        self._led: dict[LeaseSettings, dict[Leading, None]] = {}
+        """Groups that this process led when they were last worked on, by their times."""
+        self._outdated: dict[Leading, None] = {}
+        """Those of them that want to know at once which partitions there are."""
         self._new: queue.SimpleQueue[Leading] = queue.SimpleQueue()
         self._due: list[tuple[float, int, Leading]] = []
         self._serial = itertools.count()
         self._touched: dict[Leading, None] = {}
         """Groups to which something has happened, the one that waits longest first."""
         self._look_round_at = self._read_all_at = 0.0
-        self._states: Sequence[ShardState] = ()
-        self._changes = -1
+        self._known: tuple[int, list[tuple[int, int]]] = (-1, [])
+        """The version of operators' wishes, and where shards began and ended, at the last look."""
         self._growth: queue.SimpleQueue[Mapping[int, int]] = queue.SimpleQueue()
         self._tell_at = 0.0
-        self._is_closing = False
-        self._close_by = 0.0
+        self._close_by = float("inf")
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
@@ -117,12 +120,15 @@ class LeaderThread:
     def close(self, *, timeout_s: float) -> None:
         """Resign where it leads, taking all partitions back in good order within the time given, and end the thread."""
         self._close_by = time.monotonic() + timeout_s
-        self._is_closing = True
         self._waker.wake()
         if self._thread.ident is None:
             self._release()
         elif self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._close_by < float("inf")
 
     # -- the thread
 
@@ -196,10 +202,15 @@ class LeaderThread:
     def _after(self, group: Leading) -> None:
         """Send what the group has to say, and note when it is due next."""
         self.listening.send(group)
+        led = self._led.setdefault(group.lease, {})
         if group.leader is not None:
-            self._beat_at = min(self._beat_at, time.monotonic() + group.beat_s)
+            led[group] = None
+            self._beat_at = min(self._beat_at, time.monotonic() + group.lease.beat_s)
             if group.leader.is_outdated:
+                self._outdated[group] = None
                 self._look_round_at = 0.0
+        else:
+            led.pop(group, None)
         due = group.next_due()
         if due != group.scheduled or due <= time.monotonic():
             group.scheduled = due
@@ -251,7 +262,7 @@ class LeaderThread:
     def _wait(self) -> None:
         now = time.monotonic()
         deadline = self._due[0][0] if self._due else now + _IDLE_S
-        if any(group.leader is not None for group in self._groups.values()):
+        if any(self._led.values()):
             deadline = min(deadline, self._look_round_at, self._beat_at)
         if not self._growth.empty():
             deadline = min(deadline, self._tell_at)
@@ -291,27 +302,22 @@ class LeaderThread:
         """Give a sign of life for each claim time that groups are led under."""
         self._beat_at = float("inf")
         for claim_time_s, lease in self._leases.items():
-            led = [
-                group
-                for group in self._groups.values()
-                if group.leader is not None and group.lease.claim_time_s == claim_time_s
-            ]
+            led = {
+                times: groups for times, groups in self._led.items() if groups and times.claim_time_s == claim_time_s
+            }
             if not led or lease.is_lost:
                 continue
             is_lost = False
             try:
                 is_lost = self._renew_lease(lease)
-                self._beat_at = min(self._beat_at, now + min(group.beat_s for group in led))
+                self._beat_at = min(self._beat_at, now + min(times.beat_s for times in led))
             except LogError as error:
                 self._log_trouble("Groups: the log cannot be used now: %s", error)
-                self._beat_at = min(self._beat_at, now + led[0].lease.watch_s)
-            for group in led:
-                if is_lost:
-                    self._guard(group, group.refused)
-                else:
-                    group.kept(lease.renewed_at)
+                self._beat_at = min(self._beat_at, now + min(times.watch_s for times in led))
             if is_lost:
-                self._touched |= dict.fromkeys(led)
+                for group in itertools.chain.from_iterable(led.values()):
+                    self._guard(group, group.refused)
+                    self._touched[group] = None
 
     def _renew_lease(self, lease: ProcessLease) -> bool:
         """Whether the lease is lost.  Raises LogError: what became of it is not known."""
@@ -342,32 +348,34 @@ class LeaderThread:
     def _look_round(self, now: float) -> None:
         """Look what there is to hand out, and what operators want."""
         self._look_round_at = now + config.RENEW_PARTITIONS_INTERVAL_S
-        led = [group for group in self._groups.values() if group.leader is not None]
-        if not led:
+        if not any(self._led.values()):
             return
         try:
             changes = self._log.get_record(CHANGES)
             states = self._log.state()
         except LogReplaced as error:
             self._log_trouble("The groups are gone with their log: %s", error)
-            for group in led:
+            for group in itertools.chain.from_iterable(self._led.values()):
                 group.replaced()
                 self._touched[group] = None
             return
         except LogError as error:
             self._log_trouble("Groups: the log cannot be used now: %s", error)
             return
-        version = 0 if changes is None else changes.version
-        reads_all = version != self._changes or now >= self._read_all_at
+        found = (0 if changes is None else changes.version), [(one.start, one.end) for one in states]
+        reads_all, has_moved = found[0] != self._known[0] or now >= self._read_all_at, found[1] != self._known[1]
+        self._known = found
         if reads_all:
-            self._changes, self._read_all_at = version, now + _READ_ALL_S
-        has_moved = [(one.start, one.end) for one in states] != [(one.start, one.end) for one in self._states]
-        self._states = states
-        for group in led:
+            self._read_all_at = now + _READ_ALL_S
+        outdated, self._outdated = self._outdated, {}
+        for group in itertools.chain.from_iterable(self._led.values()) if reads_all or has_moved else outdated:
             leader = group.leader
-            if leader is not None and (reads_all or has_moved or leader.is_outdated):
-                self._guard(group, group.renew, leader, states, now, reads_declaration=reads_all)
-                self._touched[group] = None
+            if leader is not None:
+                is_new = self._guard(
+                    group, group.renew, leader, states, now, has_moved=has_moved, reads_declaration=reads_all
+                )
+                if is_new is not False:
+                    self._touched[group] = None
 
     def _tell_growth(self, now: float) -> None:
         ends: dict[int, int] = {}

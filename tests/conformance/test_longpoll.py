@@ -11,7 +11,7 @@ from tests.helpers.paths import TLS
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine answers late."""
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.QUERY_TIMEOUT_S", 60.0)
 
 
 class TestLongpoll(DriverConformance):

@@ -20,8 +20,8 @@ PATIENT = "send_wait=5"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine answers late."""
-    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("drivers.pubsub.zenoh.config.BLOCK_WAIT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.BLOCK_WAIT_S", 60.0)
 
 
 class ZenohConformance(DriverConformance):
@@ -43,7 +43,7 @@ class TestPeersThatBlock(ZenohConformance):
 
     @pytest.fixture(autouse=True)
     def undeclared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 0)
+        monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.DECLARED_MAX", 0)
 
 
 class TestRouter(ZenohConformance):

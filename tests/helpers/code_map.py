@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import inspect
 import pathlib
 import re
 from collections import defaultdict
@@ -18,6 +20,13 @@ from tests.helpers.paths import ROOT
 
 COMMAND = "python -m tests.helpers.code_map"
 MODULES, ARCHITECTURE, GLOSSARY = "docs/modules.md", "docs/architecture.md", "docs/glossary.md"
+NAMES = "docs/names.md"
+PUBLIC_MODULES = (
+    "pubsub_api", "pubsub_api.errors", "pubsub_api.driver", "nb_api", "nb_api.models", "nb_api.errors", "nb_api.db_api",
+    "durable_log", "durable_log.errors", "durable_log.log_api", "shared_subscriptions", "shared_subscriptions.errors",
+    "durability_service.errors", "publisher_service.errors", "spark_pipeline.errors",
+)  # fmt: skip
+"""What programs import, each with ``__all__``."""
 _NOT_PRODUCT = ("tests", "bench", "examples")
 _THREADS = ("Thread", "PeriodicThread", "ThreadPoolExecutor", "Timer")
 """What starts a thread.  A class that passes its own argument on as the thread's name counts, too."""
@@ -47,14 +56,16 @@ class ThreadName(NamedTuple):
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """Path -> syntax tree of every module of the product, in the order of the paths."""
-    packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in _NOT_PRODUCT]
+    folders = [path.parent for path in ROOT.glob("*/__init__.py") if not path.parent.is_symlink()]
+    packages = [folder for folder in folders if folder.name not in _NOT_PRODUCT]
     paths = sorted(path for package in packages for path in package.rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
 
 
-def first_sentence(node: ast.Module | ast.ClassDef) -> str:
+def first_sentence(node: ast.Module | ast.ClassDef | str) -> str:
     """The first sentence of a docstring, in one line that a table can hold; empty when there is none."""
-    paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+    text = node if isinstance(node, str) else ast.get_docstring(node) or ""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
     sentence = re.split(r"(?<=[.?!])(?:\s+(?=[A-Z`])|$)", paragraph, maxsplit=1)[0]
     return sentence.replace("`", "").replace("|", "or").replace("*", r"\*").rstrip(".:")
 
@@ -81,6 +92,23 @@ def module_map() -> str:
         lines += [f"- `{pathlib.Path(path).name}`: {first_sentence(trees()[path])}" for path in modules]
         lines += [""] if modules else []
     return "\n".join(lines).rstrip()
+
+
+def name_map() -> str:
+    """Every public name with what it is, by the module that programs import it from."""
+    lines: list[str] = []
+    for name in PUBLIC_MODULES:
+        module = importlib.import_module(name)
+        lines += [f"## {name}", "", "| Name | What it is |", "| --- | --- |"]
+        lines += [f"| `{one}` | {_told(getattr(module, one))} |" for one in module.__all__]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _told(value: object) -> str:
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        return "a type, for annotations"
+    return first_sentence(inspect.getdoc(value) or "")
 
 
 def public_classes() -> list[Class]:
@@ -197,6 +225,7 @@ GENERATED: Mapping[str, tuple[str, Callable[[], str]]] = {
     "modules": (MODULES, module_map),
     "folders": (ARCHITECTURE, folder_map),
     "classes": (GLOSSARY, class_table),
+    "names": (NAMES, name_map),
 }
 """Mark in a page -> the page, and what gives the text that belongs between ``<!-- mark -->`` and ``<!-- /mark -->``."""
 

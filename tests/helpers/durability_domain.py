@@ -108,8 +108,7 @@ class Domain:
         return session.subscriber(
             topics,
             None if seen is None else seen.append,
-            durability=kind,
-            history_source=DurableHistory(session, topics, kind, services=self.addresses),
+            past=DurableHistory(session, topics, kind, services=self.addresses),
             addresses=self.publishers if self.is_bind_based else None,
             **options,
         )

@@ -101,7 +101,7 @@ def _held(publisher: Any) -> tuple[int, int, int]:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.LINGER_S", 20.0)  # publishers may answer late
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.LINGER_S", 20.0)  # publishers may answer late
     made = Ends()
     try:
         yield made

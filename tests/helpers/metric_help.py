@@ -19,6 +19,7 @@ TABLES = {
     "nb": ("docs/statistics.md", "NbStatistics", "writer"),
     "local_cache": ("docs/statistics.md", "LocalCacheStatistics", "local cache"),
     "controller": ("docs/statistics.md", "ControllerStatistics", "controller"),
+    "fleet": ("docs/statistics.md", "FleetReporterStatistics", "process that tells the fleet"),
     "recorder": ("docs/durable-log.md", "RecorderStatistics", "recorder of a log"),
     "log_maintenance": ("docs/durable-log.md", "MaintenanceStatistics", "maintenance of a log"),
     "log": ("docs/metrics.md", "Log", "durable log"),

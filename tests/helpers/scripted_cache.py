@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
 from nb_api.core.differences import CachedObject
 from nb_api.errors import ObjectNotFound
+from nb_api.models.cached_table import WholeCache
 from pubsub_api.errors import Closed
 
 
-class ScriptedCache:
+class ScriptedCache(WholeCache):
     """As much of `LocalCache` as a controller uses."""
 
     def __init__(self, *, is_synced: bool = True, followed: Sequence[str] | None = None) -> None:
@@ -21,6 +23,7 @@ class ScriptedCache:
         self.is_synced = is_synced
         self.objects: dict[tuple[str, str], CachedObject] = {}
         self._changes: queue.SimpleQueue[CacheChange] = queue.SimpleQueue()
+        self._told = threading.Condition()
         self._version = 0
 
     def put(self, table: str, key: str, value: Any = None, *, is_told: bool = True) -> None:
@@ -38,7 +41,9 @@ class ScriptedCache:
             self.tell(Deleted(table, key, entry, self._version))
 
     def tell(self, change: CacheChange) -> None:
-        self._changes.put(change)
+        with self._told:
+            self._changes.put(change)
+            self._told.notify_all()
 
     def overrun(self) -> None:
         self.tell(Resynced("overrun", "a test", self._version))
@@ -76,9 +81,17 @@ class ScriptedCache:
             except queue.Empty:
                 return
 
+    def wait(self, *, timeout_s: float) -> bool:
+        with self._told:
+            self._told.wait_for(lambda: self.untold or self.is_closed, timeout_s)
+            return self.untold > 0
+
     @property
     def untold(self) -> int:
         return self._changes.qsize()
+
+    def wait_told(self, *, timeout_s: float) -> None:
+        """Everything is told at once."""
 
     def close(self) -> None:
         """Of the subscription, which is the cache itself."""

@@ -9,8 +9,9 @@ puts
 - the *head*, one key that every transaction puts and whose value has its nonce and names its objects,
 - an entry of the outbox for each, whole, so that no compaction can take it away.
 
-A write is built on what is known of its object, from an earlier read or write (`drivers.db.etcd.known`), and is one
-round trip when that is still so.  Else etcd answers with what the object is, and it is tried again.
+A write is built on what is known of its object, from an earlier read or write
+(`heliograph_drivers.db.etcd.known`), and is one round trip when that is still so.  Else etcd answers with what the
+object is, and it is tried again.
 
 The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
 and a watcher hears of each.  A short stretch of the feed is read by asking for the head and then the objects
@@ -29,33 +30,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
 import msgspec
 from oslo_config import cfg
 
-from drivers.db.etcd import config
-from drivers.db.etcd.feed import EtcdFeed
-from drivers.db.etcd.http import (
+from heliograph_drivers.db.etcd import config
+from heliograph_drivers.db.etcd.feed import EtcdFeed
+from heliograph_drivers.db.etcd.http import EtcdClient
+from heliograph_drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of
+from heliograph_drivers.db.etcd.known import KnownObjects
+from heliograph_drivers.db.etcd.own_entries import OwnEntries
+from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.snapshot import EtcdSnapshot
+from heliograph_drivers.db.etcd.transaction import CommitAttempt, decode_record
+from heliograph_drivers.db.etcd.wire.messages import (
     CompactAnswer,
-    Compacted,
-    EtcdClient,
     KeyValue,
     PutAnswer,
     RangeAnswer,
     StatusAnswer,
+    Txn,
     TxnAnswer,
     found_in,
+    read_operations,
 )  # fmt: skip
-from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of
-from drivers.db.etcd.known import KnownObjects
-from drivers.db.etcd.snapshot import EtcdSnapshot
-from drivers.db.etcd.transaction import CommitAttempt, decode_record, ranges
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck
 from nb_api.writing.outbox_age import OutboxAge
@@ -71,6 +75,8 @@ _OPERATIONS_MAX = 100
 """In one transaction; a server refuses more than 128 unless it is told otherwise."""
 _WRITES_MAX = 40
 """In one transaction: each is up to three operations, and two are for all of them."""
+_REPORTS_PORTION = 1000
+"""Reports that are read at a time."""
 
 _decode_waiting = msgspec.msgpack.Decoder(WaitingWrite).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,6 +94,7 @@ class EtcdDb(DbApi):
         self._keys = EtcdKeys(self._settings.prefix)
         self._client = EtcdClient(self._settings)
         self._known = KnownObjects()
+        self._own_entries = OwnEntries(self._keys)
         self._age = OutboxAge()
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)
 
@@ -120,7 +127,9 @@ class EtcdDb(DbApi):
         found, is_read = self._recall(writes, names)
         while True:
             try:
-                attempt = CommitAttempt(self._keys, writes, names, found, self._client.clock.now())
+                attempt = CommitAttempt(
+                    self._keys, self._own_entries, writes, names, found, self._client.clock.now()
+                )  # fmt: skip
             except DbError:
                 if is_read:
                     raise
@@ -128,12 +137,12 @@ class EtcdDb(DbApi):
                 continue
             if is_read and attempt.writes_nothing:
                 return attempt.outcome(0)
-            answer = self._client.call("kv/txn", attempt.request(compares_values=not is_read), TxnAnswer)
+            answer = self._client.transact(attempt.request(compares_values=not is_read))
             if answer.succeeded:
-                for left in attempt.left_behind(answer.header.revision):
+                for left in attempt.left_behind(answer.revision):
                     self._known.saw(left.key, left)
-                return attempt.outcome(answer.header.revision)
-            found, is_read = self._saw(names, found_in(answer)), True
+                return attempt.outcome(answer.revision)
+            found, is_read = self._saw(names, answer.found), True
             if time.monotonic() > deadline:
                 raise DbUnavailable(f"{writes[0].table} {writes[0].key!r} was changed by others all the time")
 
@@ -146,8 +155,14 @@ class EtcdDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, record.topic, checks.decode_value(record.value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        selection = checks.TopicSelection(tables, topics)
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
         return EtcdSnapshot(self._client, self._keys, selection, self._settings.snapshot_portion)
 
     def allocate(self, name: str) -> int:
@@ -225,15 +240,48 @@ class EtcdDb(DbApi):
 
     def mark_published(self, revisions: Sequence[int]) -> None:
         checks.check_revisions(revisions)
-        if not revisions:
-            return
+        ranges, unknown = self._own_entries.ranges(revisions)
+        self._remove(ranges)
+        self._own_entries.forget(revisions)
+        if unknown:
+            self._find_and_remove(unknown)
+
+    def _find_and_remove(self, revisions: Sequence[int]) -> None:
+        """Entries that another process has put, or this one long ago."""
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox), "keys_only": True,
             "min_mod_revision": min(revisions) // PLACES, "max_mod_revision": max(revisions) // PLACES,
         }  # fmt: skip
         wanted = frozenset(revisions)
         found = self._client.call("kv/range", request, RangeAnswer).kvs
-        self._remove(entry.key for entry in found if self._keys.outbox_revision(entry) in wanted)
+        self._remove([(entry.key, b"") for entry in found if self._keys.outbox_revision(entry) in wanted])
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        request = {"key": self._keys.report(name), "value": data, "prev_kv": True}
+        before = self._client.call("kv/put", request, PutAnswer, is_repeatable=True).prev_kv
+        start = self._keys.reports
+        request = {"key": start, "range_end": end_of(start), "count_only": True}
+        total = self._client.call("kv/range", request, RangeAnswer).count
+        return ToldReport(None if before is None else before.value, total)
+
+    def reports(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        start, more = self._keys.reports, True
+        while more:
+            request = {"key": start, "range_end": end_of(self._keys.reports), "limit": _REPORTS_PORTION}
+            answer = self._client.call("kv/range", request, RangeAnswer)
+            found |= {self._keys.report_name(entry.key): entry.value for entry in answer.kvs}
+            more = answer.more
+            if more:
+                start = answer.kvs[-1].key + b"\0"
+        return found
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._client.check_open()
+        self._remove([(self._keys.report(name), b"") for name in names])
 
     # -- inside
 
@@ -244,7 +292,7 @@ class EtcdDb(DbApi):
     def _read_all(self, names: Sequence[bytes]) -> list[KeyValue | None]:
         if len(names) == 1:
             return [self._read(names[0])]
-        request = {"success": ranges(names)}
+        request = {"success": read_operations(names)}
         return self._saw(names, found_in(self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)))
 
     def _recall(self, writes: Sequence[CheckedWrite], names: Sequence[bytes]) -> tuple[Sequence[KeyValue | None], bool]:
@@ -274,12 +322,8 @@ class EtcdDb(DbApi):
                 self._remove_if_unchanged(name, entry)
 
     def _remove_if_unchanged(self, name: bytes, entry: KeyValue) -> None:
-        compare = {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": entry.mod_revision}
-        removals = [{"request_delete_range": {"key": key}} for key in (name, entry.key)]
-        self._client.call("kv/txn", {"compare": [compare], "success": removals}, TxnAnswer)
+        self._client.transact(Txn([(name, entry.mod_revision, None)], removals=[(name, b""), (entry.key, b"")]))
 
-    def _remove(self, keys: Iterable[bytes]) -> None:
-        removals = [{"request_delete_range": {"key": key}} for key in keys]
-        for start in range(0, len(removals), _OPERATIONS_MAX):
-            request = {"success": removals[start : start + _OPERATIONS_MAX]}
-            self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)
+    def _remove(self, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        for start in range(0, len(ranges), _OPERATIONS_MAX):
+            self._client.transact(Txn(removals=ranges[start : start + _OPERATIONS_MAX]), is_repeatable=True)

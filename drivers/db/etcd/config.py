@@ -11,7 +11,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, read_limits
+from heliograph_drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import advanced, tls_files
@@ -47,6 +47,8 @@ class EtcdSettings:
     endpoints: tuple[EtcdEndpoint, ...]
     """In the order of preference."""
     security: ssl.SSLContext | None
+    grpc_security: ssl.SSLContext | None
+    """The same for connections that speak HTTP/2."""
     has_certificate: bool
     """Whether we show one of our own."""
     user: str
@@ -75,9 +77,11 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> EtcdSettings:
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
     user, password = _read_login(url)
     own = conf[GROUP]
+    has_tls = _SCHEMES[url.scheme]
     return EtcdSettings(
         endpoints=_read_endpoints(url),
-        security=_read_security(own, has_tls=_SCHEMES[url.scheme]),
+        security=_read_security(own, has_tls=has_tls),
+        grpc_security=_read_security(own, has_tls=has_tls, protocol="h2"),
         has_certificate=own.tls_cert_file is not None,
         user=user,
         password=password,
@@ -118,8 +122,8 @@ def _read_endpoints(url: SplitResult) -> tuple[EtcdEndpoint, ...]:
     return tuple(found)
 
 
-def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool) -> ssl.SSLContext | None:
-    """Without ``tls_ca_file`` the authorities that the system trusts count."""
+def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool, protocol: str = "") -> ssl.SSLContext | None:
+    """Without ``tls_ca_file`` the authorities that the system trusts count.  ``protocol``: what is asked for."""
     if not has_tls:
         if any(getattr(own, option.name) is not None for option in OPTIONS):
             raise InvalidConfig(f"[{GROUP}] has files for TLS, but the URL is not encrypted: write etcds://")
@@ -130,6 +134,8 @@ def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool) -> ssl.SSLCo
         context = ssl.create_default_context(cafile=own.tls_ca_file)
     except OSError as error:
         raise InvalidConfig(f"[{GROUP}] tls_ca_file {own.tls_ca_file} cannot be read: {error}") from error
+    if protocol:
+        context.set_alpn_protocols([protocol])
     if own.tls_cert_file is not None:
         try:
             context.load_cert_chain(own.tls_cert_file, own.tls_key_file)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 from pubsub_api.runtime.rare_logging import SeldomLog

@@ -1,4 +1,4 @@
-"""The history of the head as the feed of changes.  `drivers.db.etcd` tells how it is written."""
+"""The history of the head as the feed of changes.  `heliograph_drivers.db.etcd` tells how it is written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, WatchBroken, found_in
-from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
-from drivers.db.etcd.watches import EtcdWatch, EtcdWatches
+from heliograph_drivers.db.etcd.http import EtcdClient, WatchBroken
+from heliograph_drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
+from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.watches import EtcdWatch, EtcdWatches
+from heliograph_drivers.db.etcd.wire.messages import KeyValue, RangeAnswer, TxnAnswer, found_in
 from nb_api.core import checks
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable

@@ -1,121 +1,52 @@
-"""Conversations with etcd over HTTP: the JSON gateway that every etcd 3.4 and later has at ``/v3/``.
+"""Conversations with etcd: transactions over gRPC, all else over the JSON gateway that it has at ``/v3/``.
 
-Why not gRPC: its library runs threads of its own that do not survive a fork, and the writers here are forked workers.
-Why not a client from PyPI: those that exist stand on gRPC or on a web framework, and what is needed is few calls.  The
-gateway costs base64 on the way; msgspec reads that, and numbers written as strings, straight into the structs below.
-
-A request goes to one endpoint.  When that fails, the next one is asked if nothing can have happened yet, or if it does
-no harm to do it twice; else whether it was done is not known, and the caller is told so.
+gRPC takes half the time of the gateway, which matters where somebody waits for a commit
+(`heliograph_drivers.db.etcd.wire.http2`).  The gateway is the way for everything else, and for transactions when there is
+no gRPC at the endpoint, as behind a proxy for HTTP/1, and when they are large.  Its answers tell the time of the server,
+too.
 """
 
 from __future__ import annotations
 
 import email.utils
 import http
+import logging
 import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
-from drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
-from drivers.db.etcd.login import Login
-from drivers.db.etcd.refusals import (
-    Compacted,
+from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.endpoints import LEADER_PAUSE_S, Effort, Endpoints, judge_clusters
+from heliograph_drivers.db.etcd.login import Login
+from heliograph_drivers.db.etcd.refusals import (
     Refusal,
     failure_error,
     is_certificate_refused,
     read_refusal,
     refusal_error,
 )
-from drivers.db.etcd.wire import EtcdAnswer, HttpConnection
-from drivers.db.handles import Handles
+from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection, HttpConnection
+from heliograph_drivers.db.etcd.wire.http2 import MESSAGE_BYTES_MAX, GrpcConnection, NotGrpc
+from heliograph_drivers.db.etcd.wire.messages import Codec, Txn, TxnOutcome, WatchLine, WatchResult
+from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
+from heliograph_drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 
-__all__ = ["Compacted", "EtcdClient", "KeyValue", "WatchBroken", "WatchStream"]
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _CLOCK_STEP_S = 2.0
+_CLOCK_AGE_MAX_S = 10.0
+"""If nothing was heard of the server's clock for so long, a transaction goes through the gateway."""
 _REPEATABLE = frozenset({"kv/range", "kv/compaction", "maintenance/status", "watch"})
 """Paths of requests that may be sent again when nobody knows whether they were done.  A transaction may be one, too."""
 _LOGINS_MAX = 3
 """Of one request: a token may be refused by a member that is behind, or be forgotten while it is on its way."""
 _FAILURES = (OSError, ValueError, msgspec.MsgspecError)
-
-
-class KeyValue(msgspec.Struct, frozen=True):
-    """A key as of some revision.  ``version`` counts the times it was put since it was created."""
-
-    key: bytes
-    mod_revision: int
-    create_revision: int = 0
-    version: int = 0
-    value: bytes = b""
-
-
-class EtcdHeader(msgspec.Struct, frozen=True):
-    revision: int = 0
-    cluster_id: int = 0
-
-
-class RangeAnswer(msgspec.Struct, frozen=True):
-    header: EtcdHeader
-    kvs: list[KeyValue] = []
-    more: bool = False
-
-
-class PutAnswer(msgspec.Struct, frozen=True):
-    header: EtcdHeader
-    prev_kv: KeyValue | None = None
-
-
-class TxnPart(msgspec.Struct, frozen=True):
-    response_range: RangeAnswer | None = None
-
-
-class TxnAnswer(msgspec.Struct, frozen=True):
-    header: EtcdHeader
-    succeeded: bool = False
-    responses: list[TxnPart] = []
-
-
-def found_in(answer: TxnAnswer) -> list[KeyValue | None]:
-    """What the ranges of a transaction have found, each of one key."""
-    ranges = [part.response_range for part in answer.responses]
-    return [one.kvs[0] if one and one.kvs else None for one in ranges]
-
-
-class CompactAnswer(msgspec.Struct, frozen=True):
-    header: EtcdHeader
-
-
-class StatusAnswer(msgspec.Struct, frozen=True):
-    header: EtcdHeader
-    version: str = ""
-
-
-class _LoginAnswer(msgspec.Struct, frozen=True):
-    token: str = ""
-
-
-class WatchEvent(msgspec.Struct, frozen=True):
-    kv: KeyValue
-    type: str = "PUT"
-
-
-class WatchResult(msgspec.Struct, frozen=True):
-    created: bool = False
-    canceled: bool = False
-    cancel_reason: str = ""
-    compact_revision: int = 0
-    events: list[WatchEvent] = []
-
-
-class _WatchLine(msgspec.Struct, frozen=True):
-    result: WatchResult | None = None
 
 
 class StoreClock:
@@ -127,14 +58,24 @@ class StoreClock:
     def __init__(self) -> None:
         self._offset_s: float | None = None
         self._last_date = ""
+        self._heard_at = 0.0
 
     def observe(self, date: str | None) -> None:
-        if date is None or date == self._last_date:
+        """None: the answer did not tell."""
+        if date is None:
+            return
+        self._heard_at = time.monotonic()
+        if date == self._last_date:
             return
         self._last_date = date
         offset_s = email.utils.parsedate_to_datetime(date).timestamp() - time.monotonic()
         if self._offset_s is None or not -_CLOCK_STEP_S < offset_s - self._offset_s <= 0:
             self._offset_s = offset_s
+
+    @property
+    def is_old(self) -> bool:
+        """Nothing was heard of it for a while."""
+        return time.monotonic() - self._heard_at > _CLOCK_AGE_MAX_S
 
     def now(self) -> float:
         """Seconds since 1970 there.  Only after an answer has been observed."""
@@ -175,7 +116,7 @@ class WatchStream:
         client = self._client
         try:
             line = self._connection.read_line(deadline)
-            found = msgspec.json.decode(line, type=_WatchLine, strict=False).result
+            found = msgspec.json.decode(line, type=WatchLine, strict=False).result
         except TimeoutError:
             return None
         except _FAILURES as error:
@@ -218,32 +159,73 @@ class EtcdClient:
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
         self.endpoints = Endpoints(settings.endpoints)
-        self._handles: Handles[HttpConnection] = Handles(lambda: _Handle(self.endpoints), settings.limits)
+        limits = settings.limits
+        self._gateway: Handles[EtcdConnection] = Handles(lambda: _GatewayHandle(self.endpoints), limits)
+        self._grpc: Handles[EtcdConnection] = Handles(lambda: _GrpcHandle(self.endpoints), limits)
+        self._has_grpc = True
         self._login = Login()
-        self.check_open = self._handles.check_open
-        self.close = self._handles.close
-        self.close_idle = self._handles.close_idle
+        self.check_open = self._gateway.check_open
         self.clock = StoreClock()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._gateway.close()
+        self._grpc.close()
+
+    def close_idle(self) -> None:
+        """Connections that were unused for a while."""
+        self._gateway.close_idle()
+        self._grpc.close_idle()
 
     def call(self, path: str, request: dict[str, Any], answer: type[T], *, is_repeatable: bool | None = None) -> T:
         """One request, one answer.  ``is_repeatable``: done twice it does the same; by default as the path says."""
+        encoded = msgspec.json.encode(request)
 
-        def finish(connection: HttpConnection, begun: EtcdAnswer, deadline: float) -> T:
+        def finish(connection: EtcdConnection, begun: EtcdAnswer, deadline: float) -> T:
             body = connection.read_body(begun, deadline)
             found = msgspec.json.decode(body, type=answer, strict=False)
             self.release(connection)
             return found
 
-        return self._perform(path, request, finish, path in _REPEATABLE if is_repeatable is None else is_repeatable)
+        if is_repeatable is None:
+            is_repeatable = path in _REPEATABLE
+        return self._perform(self._gateway, path, lambda _codec: encoded, finish, is_repeatable)
+
+    def transact(self, txn: Txn, *, is_repeatable: bool = False) -> TxnOutcome:
+        """``is_repeatable``: done twice it does the same."""
+
+        def finish(connection: EtcdConnection, begun: EtcdAnswer, deadline: float) -> TxnOutcome:
+            found = connection.codec.read_outcome(connection.read_body(begun, deadline))
+            self.release(connection)
+            return found
+
+        if self._has_grpc and not self.clock.is_old:
+            encoded = PROTOBUF.txn(txn)
+            if len(encoded) <= MESSAGE_BYTES_MAX:
+                try:
+                    return self._perform(self._grpc, "kv/txn", lambda _codec: encoded, finish, is_repeatable)
+                except NotGrpc as error:  # nothing was asked
+                    self._go_without_grpc(error)
+        return self._perform(self._gateway, "kv/txn", lambda codec: codec.txn(txn), finish, is_repeatable)
+
+    def _go_without_grpc(self, error: NotGrpc) -> None:
+        if error.is_certain and self._has_grpc:
+            self._has_grpc = False
+            LOG.info("%s speaks no gRPC, so transactions take its slower gateway: %s", self.settings.address, error)
+        else:
+            LOG.debug("%s: a transaction takes the gateway: %s", self.settings.address, error)
 
     def open_watch(self, request: dict[str, Any]) -> WatchStream:
         """Begin to hear of keys."""
 
-        def finish(connection: HttpConnection, begun: EtcdAnswer, deadline: float) -> WatchStream:  # noqa: ARG001
+        encoded = msgspec.json.encode({"create_request": request})
+
+        def finish(connection: EtcdConnection, begun: EtcdAnswer, deadline: float) -> WatchStream:  # noqa: ARG001
+            assert isinstance(connection, HttpConnection)
             assert connection.endpoint is not None
             return WatchStream(self, connection, connection.endpoint)
 
-        return self._perform("watch", {"create_request": request}, finish, is_repeatable=True)
+        return self._perform(self._gateway, "watch", lambda _codec: encoded, finish, is_repeatable=True)
 
     def watch(self, request: dict[str, Any], timeout_s: float) -> Generator[WatchResult, None, None]:
         """What the server reports of keys, until the time is over."""
@@ -255,9 +237,10 @@ class EtcdClient:
         finally:
             stream.close()
 
-    def release(self, connection: HttpConnection) -> None:
+    def release(self, connection: EtcdConnection) -> None:
         """Give a connection back; it is kept unless it was closed."""
-        self._handles.release(connection, is_whole=connection.endpoint is not None)
+        handles = self._grpc if isinstance(connection, GrpcConnection) else self._gateway
+        handles.release(connection, is_whole=connection.endpoint is not None)
 
     def find_clusters(self) -> None:
         """Ask every endpoint of which cluster it is.  Raises InvalidConfig when they are of different ones."""
@@ -278,19 +261,19 @@ class EtcdClient:
 
     def _perform(
         self,
+        handles: Handles[EtcdConnection],
         path: str,
-        request: dict[str, Any],
-        finish: Callable[[HttpConnection, EtcdAnswer, float], T],
+        encode: Callable[[Codec], bytes],
+        finish: Callable[[EtcdConnection, EtcdAnswer, float], T],
         is_repeatable: bool,
     ) -> T:
         """``finish`` gives the connection back, or keeps it, unless it raises."""
-        body = msgspec.json.encode(request)
         effort = Effort(self.endpoints, self.settings, is_repeatable=is_repeatable)
         while True:
-            connection = self._handles.acquire()
+            connection = handles.acquire()
             try:
                 self._connect(connection, effort)
-                return self._attempt(connection, path, body, effort, finish)
+                return self._attempt(connection, path, encode(connection.codec), effort, finish)
             except _TryAgain:
                 connection.close()
                 self.release(connection)
@@ -302,8 +285,10 @@ class EtcdClient:
                 self.release(connection)
                 raise
 
-    def _connect(self, connection: HttpConnection, effort: Effort) -> None:
-        """Make one, if there is none, to the best endpoint that can be had."""
+    def _connect(self, connection: EtcdConnection, effort: Effort) -> None:
+        """Make one, if there is none, to the best endpoint that can be had.  Raises NotGrpc, too."""
+        is_grpc = isinstance(connection, GrpcConnection)
+        security = self.settings.grpc_security if is_grpc else self.settings.security
         while connection.endpoint is None:
             endpoint = self.endpoints.choose(effort.tried)
             if endpoint is None and effort.can_begin_again():
@@ -312,7 +297,7 @@ class EtcdClient:
             if endpoint is None:
                 raise effort.error()
             try:
-                connection.connect(endpoint, self.settings.security, effort.connect_timeout_s())
+                connection.connect(endpoint, security, effort.connect_timeout_s())
                 self.check_open()
                 if self.endpoints.are_several:
                     self._identify(connection, endpoint, effort)
@@ -326,7 +311,7 @@ class EtcdClient:
                 self.check_open()
                 effort.failed(endpoint, failure_error(error, endpoint, self.settings, is_new=True))
 
-    def _identify(self, connection: HttpConnection, endpoint: EtcdEndpoint, effort: Effort) -> None:
+    def _identify(self, connection: EtcdConnection, endpoint: EtcdEndpoint, effort: Effort) -> None:
         """Before anything is written there: a member of another cluster would take it."""
         number = self._read_cluster_id(connection, min(effort.request_deadline(), effort.deadline))
         if self.endpoints.cluster_id is None:
@@ -336,20 +321,20 @@ class EtcdClient:
         if number != self.endpoints.cluster_id:
             raise DbUnavailable(f"{self.settings.address}: {endpoint} is of another cluster, {number:x}")
 
-    def _read_cluster_id(self, connection: HttpConnection, deadline: float) -> int:
-        begun = connection.send("maintenance/status", b"{}", "", deadline)
+    def _read_cluster_id(self, connection: EtcdConnection, deadline: float) -> int:
+        begun = connection.send("maintenance/status", connection.codec.status(), "", deadline)
         body = connection.read_body(begun, deadline)
         if begun.status != http.HTTPStatus.OK:
             raise refusal_error(read_refusal(body, begun.status), self.settings)
-        return msgspec.json.decode(body, type=StatusAnswer, strict=False).header.cluster_id
+        return connection.codec.read_cluster_id(body)
 
     def _attempt(
         self,
-        connection: HttpConnection,
+        connection: EtcdConnection,
         path: str,
         body: bytes,
         effort: Effort,
-        finish: Callable[[HttpConnection, EtcdAnswer, float], T],
+        finish: Callable[[EtcdConnection, EtcdAnswer, float], T],
     ) -> T:
         """Raises _TryAgain when another one may follow."""
         endpoint, was_kept = connection.endpoint, connection.is_kept
@@ -384,7 +369,7 @@ class EtcdClient:
         return _TryAgain() if is_harmless and time.monotonic() < effort.deadline else failure
 
     def _send(
-        self, connection: HttpConnection, path: str, body: bytes, effort: Effort
+        self, connection: EtcdConnection, path: str, body: bytes, effort: Effort
     ) -> tuple[EtcdAnswer, Refusal | None, float]:
         """Until the answer begins, or is a refusal; and how long the rest of it may take.  Logs in when need be."""
         deadline = min(effort.request_deadline(), effort.deadline)
@@ -402,28 +387,42 @@ class EtcdClient:
             effort.is_sent = False
         return begun, refusal, deadline
 
-    def _token(self, connection: HttpConnection, refused: str, deadline: float) -> str:
+    def _token(self, connection: EtcdConnection, refused: str, deadline: float) -> str:
         """For the next request, empty when nobody logs in.  ``refused``: not this one.  Raises _LoginRefused."""
         if not self.settings.user:
             return ""
 
         def authenticate() -> str:
-            request = {"name": self.settings.user, "password": self.settings.password}
-            begun = connection.send("auth/authenticate", msgspec.json.encode(request), "", deadline)
+            request = connection.codec.login(self.settings.user, self.settings.password)
+            begun = connection.send("auth/authenticate", request, "", deadline)
             body = connection.read_body(begun, deadline)
             if begun.status != http.HTTPStatus.OK:
                 raise _LoginRefused(read_refusal(body, begun.status))
-            return msgspec.json.decode(body, type=_LoginAnswer, strict=False).token
+            return connection.codec.read_token(body)
 
         return self._login.token(refused, authenticate, deadline)
 
 
-class _Handle(HttpConnection):
+# A member that is cut off from the others says so at once, and ends its watches, so that another one is asked.
+_HAS_LEADER = ("hasleader", "true")
+
+
+class _GatewayHandle(HttpConnection):
     """A connection of the pool: not used again while its endpoint is set aside."""
 
     def __init__(self, endpoints: Endpoints) -> None:
-        # A member that is cut off from the others says so at once, and ends its watches, so that another one is asked.
-        super().__init__("Grpc-Metadata-Hasleader: true\r\n" if endpoints.are_several else "")
+        super().__init__("Grpc-Metadata-{}: {}\r\n".format(*_HAS_LEADER) if endpoints.are_several else "")
+        self._endpoints = endpoints
+
+    def is_usable(self) -> bool:
+        return self.endpoint is not None and not self._endpoints.is_aside(self.endpoint) and super().is_usable()
+
+
+class _GrpcHandle(GrpcConnection):
+    """The same."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        super().__init__((_HAS_LEADER,) if endpoints.are_several else ())
         self._endpoints = endpoints
 
     def is_usable(self) -> bool:

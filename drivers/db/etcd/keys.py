@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from drivers.db.etcd.http import KeyValue
+from heliograph_drivers.db.etcd.wire.messages import KeyValue
 from nb_api.core import checks
 from nb_api.db_api import Action, Change
 from nb_api.revisions import NONCE_BITS
@@ -16,6 +16,7 @@ PLACES = _SLOTS << NONCE_BITS
 """Revisions that one transaction of etcd stands for: its nonce (`nb_api.revisions`) and the slot of a write make a
 *place* among them."""
 _PLACE_BYTES = 4
+ENTRY_NUMBER_BYTES = 8
 
 
 def place_of(position: int, count: int, nonce: int) -> int:
@@ -103,6 +104,7 @@ class EtcdKeys:
         self.outbox = base + b"outbox\0"
         self.tombstones = base + b"tombstone\0"
         self._counters = base + b"counter\0"
+        self.reports = base + b"report\0"
 
     def size(self, count: int) -> bytes:
         """The key that every transaction of so many writes puts.  It follows the head, so that one range has them all:
@@ -138,6 +140,12 @@ class EtcdKeys:
 
     def counter(self, name: str) -> bytes:
         return self._counters + name.encode()
+
+    def report(self, name: str) -> bytes:
+        return self.reports + name.encode()
+
+    def report_name(self, key: bytes) -> str:
+        return key[len(self.reports) :].decode()
 
     def split(self, name: bytes) -> tuple[str, str]:
         """Table and key of an object's key."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from drivers.db.etcd.http import KeyValue
+from heliograph_drivers.db.etcd.wire.messages import KeyValue
 from pubsub_api.runtime import forking
 
 _BYTES_MAX = 16 * 1024 * 1024

@@ -7,7 +7,7 @@ import ssl
 
 import msgspec
 
-from drivers.db.etcd.config import GROUP, EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.config import GROUP, EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
 

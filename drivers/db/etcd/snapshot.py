@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
+from heliograph_drivers.db.etcd.http import EtcdClient
+from heliograph_drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
+from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.wire.messages import RangeAnswer
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -49,9 +51,13 @@ class EtcdSnapshot(Snapshot):
             for entry in answer.kvs:
                 table, key = self._keys.split(entry.key)
                 record = _decode_record(entry.value)
-                if record.value is not None and self._selection.selects(table, record.topic):
-                    value, version = checks.decode_value(record.value), record.revision(entry.mod_revision)
-                    yield DbObject(table, key, record.topic, value, version)
+                version = record.revision(entry.mod_revision)
+                if (
+                    record.value is not None
+                    and self._selection.is_in_bucket(version)
+                    and self._selection.selects(table, record.topic)
+                ):
+                    yield DbObject(table, key, record.topic, checks.decode_value(record.value), version)
             if more:
                 start = answer.kvs[-1].key + b"\0"
 

@@ -1,18 +1,17 @@
 """One attempt to commit: a transaction of etcd that is right if the objects are as they are believed to be.
 
-`drivers.db.etcd` tells what a transaction puts.
+`heliograph_drivers.db.etcd` tells what a transaction puts.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from drivers.db.etcd.http import KeyValue
-from drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, WaitingWrite, place_of
+from heliograph_drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, place_of
+from heliograph_drivers.db.etcd.own_entries import OwnEntries
+from heliograph_drivers.db.etcd.wire.messages import KeyValue, Txn
 from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
 from nb_api.db_api import Written
 from nb_api.revisions import new_nonce
@@ -28,6 +27,7 @@ class CommitAttempt:
     def __init__(
         self,
         keys: EtcdKeys,
+        entries: OwnEntries,
         writes: Sequence[CheckedWrite],
         names: Sequence[bytes],
         found: Sequence[KeyValue | None],
@@ -35,6 +35,7 @@ class CommitAttempt:
     ) -> None:
         """``now``: the time by etcd's clock.  Raises what refuses a write."""
         self._keys = keys
+        self._own_entries = entries
         self._writes = writes
         self._names = names
         self._found = found
@@ -51,27 +52,23 @@ class CommitAttempt:
                 place_of(place, len(self._written), self._nonce),
             )  # fmt: skip
         self._encoded = {position: _encode(record) for position, record in self._records.items()}
+        self._entries: dict[int, tuple[int, bytes]] = {}
+        """Of the outbox, by the same position."""
 
     @property
     def writes_nothing(self) -> bool:
         """All objects are so already."""
         return not self._written
 
-    def request(self, *, compares_values: bool) -> dict[str, Any]:
+    def request(self, *, compares_values: bool) -> Txn:
         """What etcd is asked to do.  If the objects are otherwise, it does nothing and answers with what they are."""
-        compare: list[dict[str, Any]] = []
-        for name, kv in zip(self._names, self._found, strict=True):
-            compare.append(
-                {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": kv.mod_revision if kv else 0}
-            )
-            if compares_values and kv is not None:
-                compare.append({"key": name, "target": "VALUE", "result": "EQUAL", "value": kv.value})
-        operations = [{"request_put": {"key": key, "value": value}} for key, value in self._puts()]
-        revived = [position for position in self._written if self._is_revived(position)]
-        operations += [
-            {"request_delete_range": {"key": self._keys.tombstone(self._names[position])}} for position in revived
+        compares = [
+            (name, kv.mod_revision, kv.value if compares_values else None) if kv else (name, 0, None)
+            for name, kv in zip(self._names, self._found, strict=True)
         ]
-        return {"compare": compare, "success": operations, "failure": ranges(self._names)}
+        revived = [position for position in self._written if self._is_revived(position)]
+        removals = [(self._keys.tombstone(self._names[position]), b"") for position in revived]
+        return Txn(compares, self._puts(), removals, self._names)
 
     def _puts(self) -> list[tuple[bytes, bytes]]:
         if not self._written:
@@ -82,11 +79,12 @@ class CommitAttempt:
         if len(self._written) > 1:
             puts.append((keys.size(len(self._written)), b""))
         for position, record in self._records.items():
-            write, name = self._writes[position], self._names[position]
-            puts.append((name, self._encoded[position]))
+            write, name, encoded = self._writes[position], self._names[position], self._encoded[position]
+            puts.append((name, encoded))
             if write.with_outbox:
-                entry = WaitingWrite(write.table, write.key, record)
-                puts.append((keys.outbox_entry(os.urandom(16), record.place), _encode(entry)))
+                entry = self._own_entries.next(record.place)
+                self._entries[position] = entry
+                puts.append((entry[1], _encode((write.table, write.key, msgspec.Raw(encoded)))))  # a WaitingWrite
             if record.action == "delete":
                 puts.append((keys.tombstone(name), b""))
         return puts
@@ -96,10 +94,13 @@ class CommitAttempt:
 
     def outcome(self, store_revision: int) -> list[Written]:
         """What became of the writes, when etcd has done it under that number."""
-        return [
-            plan if plan.action is None else plan._replace(version=self._records[position].revision(store_revision))
-            for position, plan in enumerate(self._plans)
-        ]
+        written = list(self._plans)
+        for position, record in self._records.items():
+            revision = record.revision(store_revision)
+            written[position] = written[position]._replace(version=revision)
+            if position in self._entries:
+                self._own_entries.was_put(revision, self._entries[position])
+        return written
 
     def left_behind(self, store_revision: int) -> list[KeyValue]:
         """The keys of the objects as they are then, those that were written."""
@@ -120,8 +121,3 @@ def _plan(writes: Sequence[CheckedWrite], position: int, kv: KeyValue | None) ->
         raise refusal_error(writes, position, refusal, version)
     is_equal = before is not None and before.value == write.value
     return plan_write(write, version, before.topic if before else None, is_alive=is_alive, is_equal=is_equal)
-
-
-def ranges(names: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Operations that read these keys."""
-    return [{"request_range": {"key": name}} for name in names]

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from drivers.db.etcd.http import EtcdClient, KeyValue, WatchResult, WatchStream
-from drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, named_by
+from heliograph_drivers.db.etcd.http import EtcdClient, WatchStream
+from heliograph_drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, named_by
+from heliograph_drivers.db.etcd.wire.messages import KeyValue, WatchResult
 from nb_api.db_api import Change
 from pubsub_api.runtime import forking
 

@@ -11,7 +11,7 @@ back, and so
 The price is that changes commit one at a time.  It is small: a change announces itself with NOTIFY, and PostgreSQL lets
 transactions that notify commit one at a time anyway.  A change is one call of one function, so the lock is held while
 the server works and never while a client thinks; what the threads of a process have to change meanwhile goes into one
-transaction (`drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
+transaction (`heliograph_drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
 server has swallowed, are skipped.
 
 Two other ways were left aside.  Showing only changes older than every running transaction (``pg_snapshot_xmin``) lets
@@ -30,19 +30,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
+import psycopg
 from oslo_config import cfg
 
-from drivers.db.postgres import config, schema
-from drivers.db.postgres.snapshot import PostgresSnapshot
-from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
-from drivers.postgres_common.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
+from heliograph_drivers.db.postgres import config, schema
+from heliograph_drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
+from heliograph_drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
+from heliograph_drivers.postgres_common.pool import FunctionsMissing, PostgresConnection, PostgresPool, Row, prepared
 from nb_api.core import checks
+from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
@@ -103,8 +105,25 @@ class PostgresDb(DbApi):
             raise not_found(table, key, version)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics, buckets))
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        selection = checks.TopicSelection(tables, topics)
+        if not selection.has_plain_topics:
+            return super().digests(tables, topics, by_bucket=by_bucket)
+        statement, parameters = digests_query(self._settings.schema, selection, by_bucket=by_bucket)
+        rows = self._query(statement, *parameters)
+        parts = {(row[1], row[2]): TableDigest(row[3], int(row[4])) for row in rows if row[1] is not None}
+        return StoredDigests(rows[0][0], parts)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
@@ -166,9 +185,40 @@ class PostgresDb(DbApi):
         if revisions:
             self._query(self._statements.mark_published, list(revisions))
 
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        with self._pool.connection() as connection:
+            try:
+                [(before, count)] = _rows(connection, self._statements.tell_report, name, name, data)
+            except psycopg.errors.UndefinedTable:  # tables of an earlier release
+                schema.install_reports(connection, self._settings)
+                [(before, count)] = _rows(connection, self._statements.tell_report, name, name, data)
+        return ToldReport(before, count)
+
+    def reports(self) -> dict[str, bytes]:
+        with self._pool.connection() as connection, contextlib.suppress(psycopg.errors.UndefinedTable):
+            return dict(_rows(connection, self._statements.reports))
+        return {}
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        with self._pool.connection() as connection, contextlib.suppress(psycopg.errors.UndefinedTable):
+            _rows(connection, self._statements.forget_reports, list(names))
+
     # -- inside
 
     def _execute(self, transfers: Sequence[Transfer]) -> list[list[WriteOutcome]]:
+        """A database that was put back from before an upgrade, under our feet, gets its functions again."""
+        try:
+            return self._execute_once(transfers)
+        except FunctionsMissing:
+            if not self.exists():
+                raise
+            self.initialize()
+        return self._execute_once(transfers)
+
+    def _execute_once(self, transfers: Sequence[Transfer]) -> list[list[WriteOutcome]]:
         """One statement, so one transaction and one round trip."""
         rows = [(number, *write) for number, transfer in enumerate(transfers) for write in transfer]
         if len(rows) == 1:
@@ -189,8 +239,7 @@ class PostgresDb(DbApi):
             b"t" if write.with_outbox else b"f",
             b"t" if write.if_changed else b"f",
         )
-        with self._pool.connection() as connection:
-            [answer] = connection.call(self._statements.write, parameters)
+        [answer] = self._pool.call(self._statements.write, parameters)
         return outcome_of(*answer)
 
     @staticmethod
@@ -237,10 +286,8 @@ class _Statements:
 
     def __init__(self, schema: str) -> None:
         columns = "revision, action, tbl, key, topic, left_topic, value"
-        self.write = PreparedStatement(
-            b"heliograph_write",
-            f"SELECT * FROM {schema}.write($1, $2, $3, $4, $5, $6, $7, $8, false)".encode(),
-            (0, 0, 0, 0, 1, 0, 0, 0),
+        self.write = prepared(
+            f"SELECT * FROM {schema}.write($1, $2, $3, $4, $5, $6, $7, $8, false)", (0, 0, 0, 0, 1, 0, 0, 0)
         )
         self.write_all = f"""SELECT * FROM {schema}.write_all(%s::integer[], %s::text[], %s::text[], %s::text[],
             %s::text[], %s::bytea[], %s::bigint[], %s::boolean[], %s::boolean[])"""
@@ -293,6 +340,12 @@ class _Statements:
                 DELETE FROM {schema}.objects o USING doomed
                 WHERE o.tbl = doomed.tbl AND o.key = doomed.key AND o.deleted_at IS NOT NULL RETURNING 1
             ) SELECT count(*) FROM gone"""
+        self.tell_report = f"""WITH before AS MATERIALIZED (SELECT data FROM {schema}.reports WHERE name = %s)
+            INSERT INTO {schema}.reports VALUES (%s, %s)
+            ON CONFLICT (name) DO UPDATE SET data = excluded.data
+            RETURNING (SELECT data FROM before), (SELECT count(*) FROM {schema}.reports)"""
+        self.reports = f"SELECT name, data FROM {schema}.reports"
+        self.forget_reports = f"DELETE FROM {schema}.reports WHERE name = ANY(%s::text[])"
 
 
 def _rows(connection: PostgresConnection, statement: str, *parameters: Any) -> list[Row]:

@@ -10,8 +10,8 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import read_limits
-from drivers.postgres_common.settings import PostgresSettings, parse_address
+from heliograph_drivers.db.handles import read_limits
+from heliograph_drivers.postgres_common.settings import PostgresSettings, parse_address
 from nb_api import config
 
 _DEFAULT_SCHEMA = "heliograph"

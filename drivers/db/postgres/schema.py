@@ -2,16 +2,16 @@
 
 ``objects`` holds the newest version of every object, tombstones included; ``changes`` is the feed; ``outbox`` names the
 changes that are not confirmed; ``counters`` is for `allocate`; ``state`` is one row.  Why the function takes a lock
-before it takes a number is told in `drivers.db.postgres`.
+before it takes a number is told in `heliograph_drivers.db.postgres`.
 """
 
 from __future__ import annotations
 
 import psycopg
 
-from drivers.db.postgres.config import PostgresDbSettings
-from drivers.postgres_common.installing import check_encoding, lock_key
-from drivers.postgres_common.pool import PostgresConnection
+from heliograph_drivers.db.postgres.config import PostgresDbSettings
+from heliograph_drivers.postgres_common.installing import check_encoding, lock_key
+from heliograph_drivers.postgres_common.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 
@@ -171,6 +171,19 @@ def install(connection: PostgresConnection, settings: PostgresDbSettings) -> Non
                 f"{settings.address} was made by an earlier release and lacks functions: open it once as a user who "
                 f"may create them in its schema ({error.diag.message_primary})"
             ) from error
+
+
+def install_reports(connection: PostgresConnection, settings: PostgresDbSettings) -> None:
+    """Create the table of reports, once.  Raises psycopg.Error.
+
+    Not logged: a report need not survive the server, and is told again.
+    """
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key("install", settings.schema),))
+        connection.execute(
+            f"""CREATE UNLOGGED TABLE IF NOT EXISTS {settings.schema}.reports (
+                name text COLLATE "C" PRIMARY KEY, data bytea NOT NULL) WITH (fillfactor = 50)"""
+        )
 
 
 def is_installed(connection: PostgresConnection, settings: PostgresDbSettings) -> bool:

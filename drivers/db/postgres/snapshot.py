@@ -8,14 +8,16 @@ from typing import Any
 
 import psycopg
 
-from drivers.db.postgres.config import PostgresDbSettings
-from drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
+from heliograph_drivers.db.postgres.config import PostgresDbSettings
+from heliograph_drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
 from nb_api.core import checks
+from nb_api.core.digests import BUCKET_SHIFT, BUCKETS
 from nb_api.db_api import DbObject, Snapshot
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.forking import ForkGuard
 
+_BUCKET = f"((version >> {BUCKET_SHIFT}) & {BUCKETS - 1})"
 _RANGES_MAX = 1000
 """With more wildcard filters than this the server sends all topics and the matcher here sorts them out."""
 
@@ -88,7 +90,8 @@ def _begin(connection: PostgresConnection, schema: str, selection: checks.TopicS
 
 def _condition(selection: checks.TopicSelection) -> tuple[str, list[Any]]:
     """As much of the selection as an index can serve; the matcher does the rest."""
-    conditions, parameters = ["true"], []
+    conditions = ["true"]
+    parameters: list[Any] = []
     if selection.tables is not None:
         conditions.append("tbl = ANY(%s::text[])")
         parameters.append(list(selection.tables))
@@ -96,7 +99,26 @@ def _condition(selection: checks.TopicSelection) -> tuple[str, list[Any]]:
         topics, topic_parameters = _topic_condition(selection.filters)
         conditions.append(f"({topics})")
         parameters += topic_parameters
+    if selection.buckets is not None:
+        conditions.append(f"{_BUCKET} = ANY(%s::bigint[])")
+        parameters.append(sorted(selection.buckets))
     return " AND ".join(conditions), parameters
+
+
+def digests_query(schema: str, selection: checks.TopicSelection, *, by_bucket: bool) -> tuple[str, list[Any]]:
+    """One row even when nothing is selected: revision, table, bucket, how many objects, the sum of their versions.
+
+    All of the selection is in it, so the filters have to be plain.
+    """
+    condition, parameters = _condition(selection)
+    return (
+        f"""SELECT greatest(compacted, (SELECT max(revision) FROM {schema}.changes)), d.*
+        FROM {schema}.state LEFT JOIN (
+            SELECT tbl, {_BUCKET if by_bucket else "0::bigint"} AS bucket, count(*), sum(version)::text
+            FROM {schema}.objects WHERE deleted_at IS NULL AND {condition} GROUP BY 1, 2
+        ) d ON true""",
+        parameters,
+    )
 
 
 def _topic_condition(filters: FilterSet) -> tuple[str, list[Any]]:

@@ -59,7 +59,12 @@ class _Passenger:
         self.outcomes: list[WriteOutcome] | None = None
         self.error: HeliographError | None = None
         self.is_driver = False
-        self.woken = threading.Event()
+        self.woken: threading.Event | None = None
+        """Set when it is this one's turn, or all is done; who drives at once needs none."""
+
+    def wake(self) -> None:
+        if self.woken is not None:
+            self.woken.set()
 
 
 class SharedWriter:
@@ -79,8 +84,10 @@ class SharedWriter:
             with self._lock:
                 self._queue.append(passenger)
                 passenger.is_driver = not self._is_busy
+                if self._is_busy:
+                    passenger.woken = threading.Event()
                 self._is_busy = True
-            if not passenger.is_driver:
+            if passenger.woken is not None:
                 passenger.woken.wait()
             if passenger.is_driver:
                 self._drive(passenger)
@@ -107,7 +114,7 @@ class SharedWriter:
             for passenger in aboard:
                 if passenger.outcomes is None and passenger.error is None:  # an interrupt went through here
                     passenger.error = DbUnavailable("the thread that carried the change was interrupted")
-                passenger.woken.set()
+                passenger.wake()
 
     def _pass_turn(self, driver: _Passenger) -> None:
         with self._lock:
@@ -119,7 +126,7 @@ class SharedWriter:
             if successor is not None:
                 successor.is_driver = True
         if successor is not None:
-            successor.woken.set()
+            successor.wake()
 
     def _leave(self, passenger: _Passenger) -> None:
         """The caller does not wait any more: what is not under way is not carried, and another one drives."""

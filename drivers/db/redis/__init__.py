@@ -28,19 +28,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.redis import config, scripts
-from drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
-from drivers.db.redis.link import Command, Links, Script
-from drivers.db.redis.snapshot import RedisSnapshot
+from heliograph_drivers.db.redis import config, scripts
+from heliograph_drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
+from heliograph_drivers.db.redis.link import Command, Links, Script
+from heliograph_drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, Written
+from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, ToldReport, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed, InvalidConfig
@@ -124,8 +124,15 @@ class RedisDb(DbApi):
         version, topic, value = read_record(record)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return RedisSnapshot(self._links, self._keys, self._settings, checks.TopicSelection(tables, topics))
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> Snapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
+        return RedisSnapshot(self._links, self._keys, self._settings, selection)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
@@ -206,6 +213,23 @@ class RedisDb(DbApi):
                 ("ZREM", self._keys.outbox, *portion),
                 ("XDEL", self._keys.kept, *(f"{revision}-0" for revision in portion)),
             )
+
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+        key = self._keys.reports
+        before, _, count = self._links.transaction(("HGET", key, name), ("HSET", key, name, data), ("HLEN", key))
+        return ToldReport(before, int(count))
+
+    def reports(self) -> dict[str, bytes]:
+        found = iter(self._links.call("HGETALL", self._keys.reports))
+        return {name.decode(): data for name, data in zip(found, found, strict=True)}
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        self._links.check_open()
+        for start in range(0, len(names), _PORTION):
+            self._links.call("HDEL", self._keys.reports, *names[start : start + _PORTION])
 
     # -- inside
 

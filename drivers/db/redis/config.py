@@ -11,8 +11,8 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, read_limits
-from drivers.redis_common import parse_server
+from heliograph_drivers.db.handles import HandleLimits, read_limits
+from heliograph_drivers.redis_common import parse_server
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import advanced, tls_files

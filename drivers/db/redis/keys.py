@@ -38,6 +38,8 @@ class RedisKeys:
         """Stream of records that were overwritten while a snapshot was open, by the revision that did it."""
         self.counters = prefix + b":counters"
         """Hash of counters by name."""
+        self.reports = prefix + b":reports"
+        """Hash of reports by name."""
 
 
 class RedisRecord(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import redis
 
-from drivers.db.handles import Handles
-from drivers.db.redis.config import RedisDbSettings
-from drivers.redis_common import limits
+from heliograph_drivers.db.handles import Handles
+from heliograph_drivers.db.redis.config import RedisDbSettings
+from heliograph_drivers.redis_common import limits
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 

@@ -5,7 +5,7 @@ Lua's numbers are exact up to 2**53, and revisions stay below that until the yea
 
 from __future__ import annotations
 
-from drivers.db.redis.link import make_script
+from heliograph_drivers.db.redis.link import make_script
 
 RUN_STEP = 2**32
 """More revisions than a server can have lost when it comes back.  Needed only where its clock was set back."""

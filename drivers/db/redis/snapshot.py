@@ -18,10 +18,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from drivers.db.redis import scripts
-from drivers.db.redis.config import RedisDbSettings
-from drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
-from drivers.db.redis.link import Links, RedisDbLink, Script
+from heliograph_drivers.db.redis import scripts
+from heliograph_drivers.db.redis.config import RedisDbSettings
+from heliograph_drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
+from heliograph_drivers.db.redis.link import Links, RedisDbLink, Script
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -115,7 +115,11 @@ class RedisSnapshot(Snapshot):
     def _select(self, name: bytes, record: bytes) -> Iterator[DbObject]:
         version, topic, value = read_record(record)
         table, key = split_name(name)
-        if version <= self._revision and self._selection.selects(table, topic):
+        if (
+            version <= self._revision
+            and self._selection.is_in_bucket(version)
+            and self._selection.selects(table, topic)
+        ):
             yield DbObject(table, key, topic, checks.decode_value(value), version)
 
     def _ask(self, script: Script, keys: tuple[bytes, ...], *arguments: bytes | float) -> Any:

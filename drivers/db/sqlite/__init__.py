@@ -12,22 +12,23 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.sqlite import outbox, schema
-from drivers.db.sqlite.recording import record
-from drivers.db.sqlite.snapshot import SqliteSnapshot
-from drivers.sqlite_common.files import make_file, path_of
-from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import SqlitePool
-from drivers.sqlite_common.writer import GroupCommit, Operation
+from heliograph_drivers.db.sqlite import outbox, schema
+from heliograph_drivers.db.sqlite.recording import record
+from heliograph_drivers.db.sqlite.snapshot import HALF, SqliteSnapshot, digests_query
+from heliograph_drivers.sqlite_common.files import make_file, path_of
+from heliograph_drivers.sqlite_common.patience import run_patiently
+from heliograph_drivers.sqlite_common.pool import SqlitePool
+from heliograph_drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.core import checks
+from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found
-from nb_api.db_api import Action, Change, DbApi, DbObject, Written
+from nb_api.db_api import Action, Change, DbApi, DbObject, ToldReport, Written
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writing.outbox_age import OutboxAge
@@ -81,13 +82,16 @@ class SqliteDb(DbApi):
         )
         self._writer = GroupCommit(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        """Of the condition, and entered itself: an interrupt within `Condition.__enter__` would leave it held."""
+        self._news = threading.Condition(self._lock)
         self._commits = 0
         self._age = OutboxAge()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._age = OutboxAge()
 
     def exists(self) -> bool:
@@ -111,7 +115,7 @@ class SqliteDb(DbApi):
     def close(self) -> None:
         self._is_closed = True
         self._pool.close()
-        with self._news:
+        with self._lock:
             self._news.notify_all()
 
     # -- objects
@@ -127,8 +131,14 @@ class SqliteDb(DbApi):
             raise not_found(table, key, None if row is None else row[2])
         return DbObject(table, key, row[0], checks.decode_value(row[1]), row[2])
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> SqliteSnapshot:
-        selection = checks.TopicSelection(tables, topics)
+    def snapshot(
+        self,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+    ) -> SqliteSnapshot:
+        selection = checks.TopicSelection(tables, topics, buckets)
 
         def begin(_: sqlite3.Connection) -> SqliteSnapshot:
             connection = self._pool.open()
@@ -139,6 +149,24 @@ class SqliteDb(DbApi):
                 raise
 
         return self._run(begin)
+
+    def digests(
+        self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, *, by_bucket: bool = False
+    ) -> StoredDigests:
+        found = digests_query(checks.TopicSelection(tables, topics), by_bucket=by_bucket)
+        if found is None:
+            return super().digests(tables, topics, by_bucket=by_bucket)
+
+        def read(connection: sqlite3.Connection) -> StoredDigests:
+            connection.execute("BEGIN")
+            try:
+                revision, rows = schema.newest(connection), connection.execute(*found).fetchall()
+            finally:
+                connection.execute("COMMIT")
+            parts = {(row[0], row[1]): TableDigest(row[2], row[3] + (row[4] << HALF)) for row in rows if row[2]}
+            return StoredDigests(revision, parts)
+
+        return self._run(read)
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "name of a counter")
@@ -208,7 +236,7 @@ class SqliteDb(DbApi):
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
-            with self._news:
+            with self._lock:
                 if not self._is_closed and self._commits == commits:
                     self._news.wait(min(rest, backoff.next_s()))
 
@@ -255,11 +283,39 @@ class SqliteDb(DbApi):
         # Not synced: what a power failure takes back is published again.
         self._writer.write(lambda connection: outbox.mark(connection, revisions), is_durable=False)
 
+    # -- reports
+
+    def tell_report(self, name: str, data: bytes) -> ToldReport:
+        checks.check_report(name, data)
+
+        def operation(connection: sqlite3.Connection) -> ToldReport:
+            connection.execute(schema.REPORTS)  # a file of an earlier release has no such table
+            before = connection.execute("SELECT data FROM reports WHERE name = ?", (name,)).fetchone()
+            connection.execute("INSERT OR REPLACE INTO reports VALUES (?, ?)", (name, data))
+            return ToldReport(before and before[0], _one(connection, "SELECT count(*) FROM reports"))
+
+        return self._writer.write(operation, is_durable=False)
+
+    def reports(self) -> dict[str, bytes]:
+        def read(connection: sqlite3.Connection) -> dict[str, bytes]:
+            if not _one(connection, "SELECT count(*) FROM sqlite_master WHERE name = 'reports'"):
+                return {}
+            return dict(connection.execute("SELECT name, data FROM reports").fetchall())
+
+        return self._run(read)
+
+    def forget_reports(self, names: Sequence[str]) -> None:
+        def operation(connection: sqlite3.Connection) -> None:
+            connection.execute(schema.REPORTS)
+            connection.executemany("DELETE FROM reports WHERE name = ?", [(name,) for name in names])
+
+        self._writer.write(operation, is_durable=False)
+
     # -- inside
 
     def _write(self, operation: Operation[T]) -> T:
         result = self._writer.write(operation)
-        with self._news:
+        with self._lock:
             self._commits += 1
             self._news.notify_all()
         return result

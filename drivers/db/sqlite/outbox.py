@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from drivers.db.sqlite import schema
+from heliograph_drivers.db.sqlite import schema
 from nb_api.core.checks import REVISION_MAX
 from nb_api.revisions import NONCE_BITS, number_of
 

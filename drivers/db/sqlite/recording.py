@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from drivers.db.sqlite import schema
+from heliograph_drivers.db.sqlite import schema
 from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
 from nb_api.db_api import Written
 from nb_api.revisions import next_revisions

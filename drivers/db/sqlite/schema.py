@@ -1,8 +1,9 @@
 """What is in the file, and how it is made.
 
-``changes`` is the feed, and with ``published`` the outbox (`drivers.db.sqlite.outbox`).  A commit writes into the trees
-of ``objects`` and ``changes`` and into no other: every further one is a page more to write and to sync.  So the counter
-of revisions is not stored either: the newest is the last of the feed, or where it was compacted to, if nothing is left.
+``changes`` is the feed, and with ``published`` the outbox (`heliograph_drivers.db.sqlite.outbox`).  A commit writes
+into the trees of ``objects`` and ``changes`` and into no other: every further one is a page more to write and to sync.
+So the counter of revisions is not stored either: the newest is the last of the feed, or where it was compacted to, if
+nothing is left.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pathlib
 import sqlite3
 from collections.abc import Iterable
 
-from drivers.sqlite_common.files import claim
+from heliograph_drivers.sqlite_common.files import claim
 from nb_api.revisions import number_of
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
@@ -39,6 +40,8 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
+REPORTS = "CREATE TABLE IF NOT EXISTS reports (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID"
+"""Made by the first report: older releases do not mind it, and their files lack it."""
 _BETWEEN = "SELECT revision FROM changes WHERE revision BETWEEN ? AND ?"
 _DENSE = 4
 """Where at least each fourth revision is asked for, all are read at once."""

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
-from drivers.db.sqlite import schema
-from drivers.sqlite_common.pool import GATE
+from heliograph_drivers.db.sqlite import schema
+from heliograph_drivers.sqlite_common.pool import GATE
 from nb_api.core.checks import TopicSelection, decode_value
+from nb_api.core.digests import BUCKET_SHIFT, BUCKETS
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
 from pubsub_api.core.topics import is_wildcard, literal_prefix
@@ -22,6 +23,8 @@ from pubsub_api.errors import Closed
 
 _Row = tuple[str, str, str, bytes, int]
 
+HALF = 32
+_BUCKET = f"((version >> {BUCKET_SHIFT}) & {BUCKETS - 1})"
 _NAMES_MAX = 500
 _RANGES_MAX = 100
 """With more tables or filters SQLite is not asked to choose: it has limits of its own, and scanning is faster."""
@@ -29,10 +32,36 @@ _RANGES_MAX = 100
 
 def query(selection: TopicSelection) -> tuple[str, list[str]]:
     """The statement and its parameters that find what is selected; too much where SQL cannot say it."""
-    parts = [_tables(selection), _topics(selection)]
-    where = " AND ".join(["deleted_at IS NULL", *(condition for condition, _ in parts if condition)])
-    parameters = [parameter for _, some in parts for parameter in some]
+    where, parameters = _where(_tables(selection), _topics(selection), _buckets(selection))
     return f"SELECT table_name, key, topic, value, version FROM objects WHERE {where}", parameters
+
+
+def digests_query(selection: TopicSelection, *, by_bucket: bool) -> tuple[str, list[str]] | None:
+    """The same for table, bucket, how many objects, and the sums of the lower and the upper half of their versions: a
+    sum of whole ones may be too large for SQLite.  None where SQL cannot say what is selected."""
+    tables, topics = _tables(selection), _topics(selection)
+    is_said = (selection.tables is None or tables[0]) and (selection.filters is None or topics[0])
+    if not is_said or not selection.has_plain_topics:
+        return None
+    where, parameters = _where(tables, topics)
+    columns = ["table_name", _BUCKET if by_bucket else "0"]
+    # One table alone need not be grouped, which takes most of the time.  An aggregate of nothing is a row, too.
+    groups = [] if selection.tables and len(selection.tables) == 1 else columns[:1]
+    groups += columns[1:] if by_bucket else []
+    grouping = f"GROUP BY {', '.join(groups)}" if groups else ""
+    sums = f"count(*), sum(version & {(1 << HALF) - 1}), sum(version >> {HALF})"
+    return f"SELECT {', '.join(columns)}, {sums} FROM objects WHERE {where} {grouping}", parameters
+
+
+def _where(*parts: tuple[str, list[str]]) -> tuple[str, list[str]]:
+    conditions = ["deleted_at IS NULL", *(condition for condition, _ in parts if condition)]
+    return " AND ".join(conditions), [parameter for _, some in parts for parameter in some]
+
+
+def _buckets(selection: TopicSelection) -> tuple[str, list[str]]:
+    if selection.buckets is None:
+        return "", []
+    return f"{_BUCKET} IN ({','.join(map(str, sorted(selection.buckets)))})", []
 
 
 def _tables(selection: TopicSelection) -> tuple[str, list[str]]:

@@ -22,16 +22,16 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import IDLE_MAX, HandleLimits
-from drivers.log.postgres import appending, reading, records, schema, sealed
-from drivers.log.postgres.store import NOW_NS, PostgresLogStore, Statement
-from drivers.postgres_common.settings import PostgresSettings, parse_address
 from durable_log import config
 from durable_log.core import checks
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from heliograph_drivers.db.handles import IDLE_MAX, HandleLimits
+from heliograph_drivers.log.postgres import appending, reading, records, schema, sealed
+from heliograph_drivers.log.postgres.store import NOW_NS, PostgresLogStore, Statement
+from heliograph_drivers.postgres_common.settings import PostgresSettings, parse_address
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)

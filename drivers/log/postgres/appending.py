@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 from durable_log.core.placing import NOWHERE, extend
 from durable_log.core.positions import decode_position, encode_position, stream_key, wrong_end
 from durable_log.log_api import Appended, shard_of
 from durable_log.storage.frame_rows import Batch, StreamRow, place_frames, row_id, stamp
+from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _FIND_STREAMS = "SELECT key, id, position FROM @streams WHERE key = ANY(%b::bytea[])"
 _NEW_STREAMS = """INSERT INTO @streams (shard, key, position)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from drivers.log.postgres.store import PostgresLogStore, Statement
-from drivers.postgres_common.pool import Row
 from durable_log.core.checksums import damaged
 from durable_log.core.positions import stream_key
 from durable_log.errors import LogCorrupt
@@ -22,6 +20,8 @@ from durable_log.storage.frame_rows import (
     take_sound,
 )
 from durable_log.storage.segmented import HotRead, take
+from heliograph_drivers.log.postgres.store import PostgresLogStore, Statement
+from heliograph_drivers.postgres_common.pool import Row
 
 _STATE = 'SELECT shard, start, sealed, "end", bytes FROM @shards'
 # From the frame that covers the place on, up to the first that begins behind the last event that is wanted, or behind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 from durable_log.core.checks import Write
 from durable_log.errors import RecordConflict
 from durable_log.log_api import Record
+from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _BEYOND = "\U0010ffff"  # sorts behind every name that goes on from a prefix
 _PUT = """INSERT INTO @records VALUES (%s, %b, %s)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from drivers.postgres_common.installing import check_encoding, lock_key
-from drivers.postgres_common.pool import PostgresConnection
-from drivers.postgres_common.settings import PostgresSettings
 from durable_log.storage.identity import Lineage, new_identity
+from heliograph_drivers.postgres_common.installing import check_encoding, lock_key
+from heliograph_drivers.postgres_common.pool import PostgresConnection
+from heliograph_drivers.postgres_common.settings import PostgresSettings
 from pubsub_api.errors import InvalidConfig
 
 FORMAT = 1

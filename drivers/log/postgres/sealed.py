@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import RestoredShard, used_meanwhile
+from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _ADD = "INSERT INTO @segments VALUES (%s, %s, %s)"
 

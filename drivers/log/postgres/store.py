@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from drivers.log.postgres import schema
-from drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
-from drivers.postgres_common.settings import PostgresSettings
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable
 from durable_log.storage.segmented import replaced
+from heliograph_drivers.log.postgres import schema
+from heliograph_drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
+from heliograph_drivers.postgres_common.settings import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
 

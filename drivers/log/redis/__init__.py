@@ -20,11 +20,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.log.redis import scripts
-from drivers.log.redis.appending import Appender
-from drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
-from drivers.log.redis.server import RedisLogServer
-from durable_log import config
+from durable_log import config as log_config
 from durable_log.core import checks
 from durable_log.core.checksums import damaged, gap
 from durable_log.core.positions import encode_position, stream_key
@@ -32,6 +28,10 @@ from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
+from heliograph_drivers.log.redis import scripts
+from heliograph_drivers.log.redis.appending import Appender
+from heliograph_drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
+from heliograph_drivers.log.redis.server import RedisLogServer
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class RedisLog(SegmentedLog):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._limits = conf[config.GROUP]
+        self._limits = conf[log_config.GROUP]
         self._options = conf[GROUP]
         self._prefix: str = self._options.key_prefix
         self._lineage = Lineage("")
         self._server = RedisLogServer(url, self._options, self._limits)
         self._appender = Appender(
             self._server, self._prefix, timeout_s=self._limits.operation_timeout,
-            ranges_max=config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
+            ranges_max=log_config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
         )  # fmt: skip
 
     def exists(self) -> bool:
@@ -189,7 +189,7 @@ class RedisLog(SegmentedLog):
         return None if version is None else Record(name, value, int(version))
 
     def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
-        checks.check_writes(writes, bytes_max=config.RECORD_BYTES_MAX)
+        checks.check_writes(writes, bytes_max=log_config.RECORD_BYTES_MAX)
         if not writes:
             self._server.check_open()
             return []

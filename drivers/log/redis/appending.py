@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from drivers.log.redis import scripts
-from drivers.log.redis.server import Argument, RedisLogServer
 from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended, shard_of
+from heliograph_drivers.log.redis import scripts
+from heliograph_drivers.log.redis.server import Argument, RedisLogServer
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking

@@ -10,13 +10,13 @@ from urllib.parse import SplitResult
 import redis
 from oslo_config import cfg
 
-from drivers.log.redis.config import CONNECT_TIMEOUT_S, CONNECTIONS_MAX
-from drivers.log.redis.scripts import REPLACED, WRONG_END
-from drivers.redis_common import limits as redis_limits
-from drivers.redis_common import parse_server
 from durable_log.core.positions import wrong_end
 from durable_log.errors import LogError, LogUnavailable
 from durable_log.storage.segmented import replaced
+from heliograph_drivers.log.redis.config import CONNECT_TIMEOUT_S, CONNECTIONS_MAX
+from heliograph_drivers.log.redis.scripts import REPLACED, WRONG_END
+from heliograph_drivers.redis_common import limits as redis_limits
+from heliograph_drivers.redis_common import parse_server
 from pubsub_api.errors import Closed
 
 T = TypeVar("T")

@@ -18,10 +18,6 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.log.sqlite import appending, reading, records, schema, sealed
-from drivers.log.sqlite.store import SqliteLogFile
-from drivers.log.sqlite.watching import FileWatch
-from drivers.sqlite_common.files import path_of
 from durable_log import config
 from durable_log.core import checks
 from durable_log.errors import LogCorrupt
@@ -29,6 +25,10 @@ from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from heliograph_drivers.log.sqlite import appending, reading, records, schema, sealed
+from heliograph_drivers.log.sqlite.store import SqliteLogFile
+from heliograph_drivers.log.sqlite.watching import FileWatch
+from heliograph_drivers.sqlite_common.files import path_of
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.options import MIB, advanced
@@ -135,8 +135,9 @@ class SqliteLog(SegmentedLog):
         checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
-        backoff = Backoff(_POLL_INTERVAL_S, _POLL_INTERVAL_MAX_S)
         watch = FileWatch(self._store.path)
+        # More is likely soon after a write.  Where nobody has written for long, it looks seldom from the beginning.
+        backoff = Backoff(max(_POLL_INTERVAL_S, min(watch.quiet_s(), _POLL_INTERVAL_MAX_S)), _POLL_INTERVAL_MAX_S)
         while True:
             commits = self._store.commits
             rest = deadline - time.monotonic()

@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from drivers.sqlite_common.files import claim
 from durable_log.storage.identity import Lineage, new_identity
+from heliograph_drivers.sqlite_common.files import claim
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it

@@ -11,13 +11,13 @@ import sqlite3
 import threading
 from typing import TypeVar
 
-from drivers.log.sqlite.schema import is_ours, read_log
-from drivers.sqlite_common.files import make_file
-from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import SqlitePool
-from drivers.sqlite_common.writer import GroupCommit, Operation
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.storage.segmented import replaced
+from heliograph_drivers.log.sqlite.schema import is_ours, read_log
+from heliograph_drivers.sqlite_common.files import make_file
+from heliograph_drivers.sqlite_common.patience import run_patiently
+from heliograph_drivers.sqlite_common.pool import SqlitePool
+from heliograph_drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed
 from pubsub_api.runtime import forking

@@ -1,7 +1,7 @@
 """Driver ``longpoll``: every publisher is its own broker and knows its subscribers.  Over gRPC, without a broker.
 
 ================ ===================================================================================================
-configuration    ``[longpoll]``, see `drivers.pubsub.longpoll.config`; as a URL ``longpoll://host:port?option=value``
+configuration    ``[longpoll]``, see `heliograph_drivers.pubsub.longpoll.config`; as a URL ``longpoll://host:port?option=value``
 address          ``longpoll://host:port``: the publisher listens there, subscribers connect
 connection       one per subscriber and publisher, whatever the number of filters; polls, commands and queries share it
 filters          exact, at the publisher: what was not asked for does not leave it
@@ -12,7 +12,7 @@ security         TLS, and certificates of subscribers (``tls``, ``tls_client_aut
 
 It is for many exact filters over few connections, and where the publisher must learn that a subscriber died.  It is not
 for thousands of subscribers of the same topics, for which every frame is put into every mailbox.  It does not survive a
-``fork()``: see `drivers.pubsub.longpoll.process`.
+``fork()``: see `heliograph_drivers.pubsub.longpoll.process`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.longpoll import config
-from drivers.pubsub.longpoll.config import GROUP, OPTIONS
-from drivers.pubsub.longpoll.publisher import FRAME_BYTES_MAX, LongpollPublisher
-from drivers.pubsub.longpoll.subscriber import LongpollSubscriber
+from heliograph_drivers.pubsub.longpoll import config
+from heliograph_drivers.pubsub.longpoll.config import GROUP, OPTIONS
+from heliograph_drivers.pubsub.longpoll.publisher import FRAME_BYTES_MAX, LongpollPublisher
+from heliograph_drivers.pubsub.longpoll.subscriber import LongpollSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
 
 

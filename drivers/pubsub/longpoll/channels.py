@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 
-from drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings, Tls, check_address, make_address
-from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX
-from drivers.pubsub.longpoll.library import aio, grpc
+from heliograph_drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings, Tls, check_address, make_address
+from heliograph_drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX
+from heliograph_drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
 
 MESSAGE_BYTES_MAX = 2**31 - 1

@@ -14,9 +14,9 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.longpoll.core.actions import LinkSettings
-from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
-from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings
+from heliograph_drivers.pubsub.longpoll.core.actions import LinkSettings
+from heliograph_drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from heliograph_drivers.pubsub.longpoll.core.session import LongpollPublisherSettings
 from pubsub_api import config
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidConfig, InvalidTopic

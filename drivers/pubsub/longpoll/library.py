@@ -1,8 +1,8 @@
 """gRPC, imported in one place, with the settings that it reads when it is imported.
 
 gRPC's own handlers for ``fork()`` give up when a call is under way, as a poll always is, and then crash the child.  A
-child that leaves gRPC alone, as `drivers.pubsub.longpoll.process` sees to, needs none, so they are switched off.  That
-is too late in a program that has imported gRPC before, which is told when it forks.
+child that leaves gRPC alone, as `heliograph_drivers.pubsub.longpoll.process` sees to, needs none, so they are switched
+off.  That is too late in a program that has imported gRPC before, which is told when it forks.
 """
 
 from __future__ import annotations

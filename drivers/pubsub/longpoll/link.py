@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from drivers.pubsub.longpoll import config
-from drivers.pubsub.longpoll.channels import open_channel
-from drivers.pubsub.longpoll.config import LongpollSettings
-from drivers.pubsub.longpoll.core import actions, wire
-from drivers.pubsub.longpoll.core.subscriber import LinkCore
-from drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, FrameBatch, Mail
-from drivers.pubsub.longpoll.library import aio, grpc
+from heliograph_drivers.pubsub.longpoll import config
+from heliograph_drivers.pubsub.longpoll.channels import open_channel
+from heliograph_drivers.pubsub.longpoll.config import LongpollSettings
+from heliograph_drivers.pubsub.longpoll.core import actions, wire
+from heliograph_drivers.pubsub.longpoll.core.subscriber import LinkCore
+from heliograph_drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, FrameBatch, Mail
+from heliograph_drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.driver_kit import Inbox, Tally
 from pubsub_api.errors import MalformedFrame

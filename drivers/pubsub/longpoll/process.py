@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
+from heliograph_drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
 from pubsub_api.errors import Forked, LimitReached
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.threads import start_thread

@@ -16,12 +16,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
-from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, SEND_WAIT_S, LongpollSettings, make_address
-from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
-from drivers.pubsub.longpoll.core.session import PublisherCounters
-from drivers.pubsub.longpoll.process import PROCESS, in_loop
-from drivers.pubsub.longpoll.service import Service
+from heliograph_drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
+from heliograph_drivers.pubsub.longpoll.config import (
+    LINGER_S,
+    SEND_WAIT_INTERVAL_S,
+    SEND_WAIT_S,
+    LongpollSettings,
+    make_address,
+)
+from heliograph_drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
+from heliograph_drivers.pubsub.longpoll.core.session import PublisherCounters
+from heliograph_drivers.pubsub.longpoll.process import PROCESS, in_loop
+from heliograph_drivers.pubsub.longpoll.service import Service
 from pubsub_api.driver import PublisherReport
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally
 from pubsub_api.errors import Closed, LimitReached, UsageError

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from drivers.pubsub.longpoll.channels import open_server
-from drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings
-from drivers.pubsub.longpoll.core import wire
-from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
-from drivers.pubsub.longpoll.core.session import PollAnswer
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Message, Poll, SessionStatus
-from drivers.pubsub.longpoll.library import grpc
-from drivers.pubsub.longpoll.process import post
+from heliograph_drivers.pubsub.longpoll.channels import open_server
+from heliograph_drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings
+from heliograph_drivers.pubsub.longpoll.core import wire
+from heliograph_drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
+from heliograph_drivers.pubsub.longpoll.core.session import PollAnswer
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Message, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.library import grpc
+from heliograph_drivers.pubsub.longpoll.process import post
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.errors import MalformedFrame

@@ -8,10 +8,10 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from drivers.pubsub.longpoll.config import LongpollSettings, check_address
-from drivers.pubsub.longpoll.core.actions import LinkCounters
-from drivers.pubsub.longpoll.link import LongpollLink
-from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
+from heliograph_drivers.pubsub.longpoll.config import LongpollSettings, check_address
+from heliograph_drivers.pubsub.longpoll.core.actions import LinkCounters
+from heliograph_drivers.pubsub.longpoll.link import LongpollLink
+from heliograph_drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from pubsub_api.driver import Asked, Disconnected
 from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, Reach, Tally, total
 from pubsub_api.errors import TransportUnavailable

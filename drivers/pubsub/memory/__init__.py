@@ -23,9 +23,9 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.memory import bus
-from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Mailbox
-from drivers.pubsub.memory.publisher import MemoryPublisher
+from heliograph_drivers.pubsub.memory import bus
+from heliograph_drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Mailbox
+from heliograph_drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.driver import (
     Capabilities,

@@ -1,7 +1,7 @@
 """The bus behind the ``memory`` driver: its members, what goes where, and which faults it has.
 
 A bus lives as long as it is held: by an open publisher or subscriber, or by a test that holds its control.  The two
-ends that the contract prescribes are in `drivers.pubsub.memory`; here they are only members that can be called.
+ends that the contract prescribes are in `heliograph_drivers.pubsub.memory`; here they are members that can be called.
 
 Lock order: the lock of a member, then the lock of a bus.  A bus calls its members without holding its own lock.
 """

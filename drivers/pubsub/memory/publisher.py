@@ -6,8 +6,8 @@ import threading
 
 from oslo_config import cfg
 
-from drivers.pubsub.memory import bus
-from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, ListeningMember, Mailbox
+from heliograph_drivers.pubsub.memory import bus
+from heliograph_drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, ListeningMember, Mailbox
 from pubsub_api.driver import Connected, Disconnected, PublisherReport
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally
 from pubsub_api.errors import LimitReached, TransportUnavailable, UsageError

@@ -35,10 +35,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.redis import config
-from drivers.pubsub.redis.publisher import RedisPublisher
-from drivers.pubsub.redis.subscriber import RedisSubscriber
-from drivers.pubsub.redis.wire import BULK_BYTES_MAX
+from heliograph_drivers.pubsub.redis import config
+from heliograph_drivers.pubsub.redis.publisher import RedisPublisher
+from heliograph_drivers.pubsub.redis.subscriber import RedisSubscriber
+from heliograph_drivers.pubsub.redis.wire import BULK_BYTES_MAX
 from pubsub_api.driver import Capabilities, PubSubApi
 
 LOG = logging.getLogger(__name__)

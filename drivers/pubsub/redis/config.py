@@ -12,7 +12,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.redis_common import RedisAddress, parse_server
+from heliograph_drivers.redis_common import RedisAddress, parse_server
 from pubsub_api import config
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.errors import InvalidConfig, InvalidTopic

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from drivers.pubsub.redis import channels
-from drivers.pubsub.redis.channels import ChannelTarget
-from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.wire import ServerError, Wire
+from heliograph_drivers.pubsub.redis import channels
+from heliograph_drivers.pubsub.redis.channels import ChannelTarget
+from heliograph_drivers.pubsub.redis.config import RedisSettings
+from heliograph_drivers.pubsub.redis.wire import ServerError, Wire
 from pubsub_api.driver import LinkReport
 from pubsub_api.driver_kit import Tally, UseCounts, Waker
 from pubsub_api.errors import TransportUnavailable

@@ -17,11 +17,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from drivers.pubsub.redis import channels
-from drivers.pubsub.redis.channels import ChannelTarget
-from drivers.pubsub.redis.config import QUERIES_MAX, RedisSettings
-from drivers.pubsub.redis.connection import COUNTED, ListeningConnection, Message, OnReached
-from drivers.pubsub.redis.wire import join_timeout_s, reconnecting
+from heliograph_drivers.pubsub.redis import channels
+from heliograph_drivers.pubsub.redis.channels import ChannelTarget
+from heliograph_drivers.pubsub.redis.config import QUERIES_MAX, RedisSettings
+from heliograph_drivers.pubsub.redis.connection import COUNTED, ListeningConnection, Message, OnReached
+from heliograph_drivers.pubsub.redis.wire import join_timeout_s, reconnecting
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.driver_kit import ReplaceableThread, Tally, Waker
 from pubsub_api.errors import LimitReached, TransportUnavailable

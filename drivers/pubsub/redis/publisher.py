@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from drivers.pubsub.redis import channels, config
-from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.connection import COUNTED, Message
-from drivers.pubsub.redis.link import RedisLink
-from drivers.pubsub.redis.wire import ServerError, Wire, join_timeout_s, reconnecting
+from heliograph_drivers.pubsub.redis import channels, config
+from heliograph_drivers.pubsub.redis.config import RedisSettings
+from heliograph_drivers.pubsub.redis.connection import COUNTED, Message
+from heliograph_drivers.pubsub.redis.link import RedisLink
+from heliograph_drivers.pubsub.redis.wire import ServerError, Wire, join_timeout_s, reconnecting
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherReport, SendRefused
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, Waker, join_thread, start_thread

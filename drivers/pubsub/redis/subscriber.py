@@ -7,10 +7,10 @@ import os
 import threading
 from collections.abc import Callable
 
-from drivers.pubsub.redis import channels
-from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.connection import Message
-from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, RedisLink, Relieve
+from heliograph_drivers.pubsub.redis import channels
+from heliograph_drivers.pubsub.redis.config import RedisSettings
+from heliograph_drivers.pubsub.redis.connection import Message
+from heliograph_drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, RedisLink, Relieve
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver

@@ -18,8 +18,8 @@ from typing import Any, Final
 import hiredis
 import redis
 
-from drivers.pubsub.redis.config import RedisSettings
-from drivers.redis_common import limits
+from heliograph_drivers.pubsub.redis.config import RedisSettings
+from heliograph_drivers.redis_common import limits
 from pubsub_api.driver_kit import Backoff
 from pubsub_api.errors import TransportUnavailable
 

@@ -1,7 +1,7 @@
 """Driver ``zenoh``: frames as samples of Eclipse Zenoh (https://zenoh.io), by peers, by clients of a router, or as one.
 
 ================ ===================================================================================================
-configuration    ``[zenoh]``, see `drivers.pubsub.zenoh.config`; as a URL ``zenoh://host:port?mode=client``
+configuration    ``[zenoh]``, see `heliograph_drivers.pubsub.zenoh.config`; as a URL ``zenoh://host:port?mode=client``
 address          ``tcp/host:port``, also ``tls``, ``quic``, ``ws``, ``udp``, and ``unixsock-stream/path``
 topic ``a/b``    key ``heliograph/a/b``; the payload is the frame and nothing else
 ``$control``     key ``heliograph@control``
@@ -11,7 +11,7 @@ access control   docs/security.md has the rules; subscribers declare ``$*heliogr
 ================ ===================================================================================================
 
 Scouting is off and nothing is listened on but what was configured.  The driver does not survive a ``fork()``: see
-`drivers.pubsub.zenoh.session`.
+`heliograph_drivers.pubsub.zenoh.session`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.zenoh import config
-from drivers.pubsub.zenoh.config import GROUP, OPTIONS
-from drivers.pubsub.zenoh.publisher import ZenohPublisher
-from drivers.pubsub.zenoh.subscriber import ZenohSubscriber
+from heliograph_drivers.pubsub.zenoh import config
+from heliograph_drivers.pubsub.zenoh.config import GROUP, OPTIONS
+from heliograph_drivers.pubsub.zenoh.publisher import ZenohPublisher
+from heliograph_drivers.pubsub.zenoh.subscriber import ZenohSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
 
 FRAME_BYTES_MAX = 2**30 - 2**16

@@ -199,7 +199,7 @@ class ZenohKeys:
     access control can restrict them as it restricts topics.  `sync` is where publishers confirm filters.
 
     A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, and as a key
-    expression it is not contained in `everything`; `drivers.pubsub.zenoh.link` tells why that matters.
+    expression it is not contained in `everything`; `heliograph_drivers.pubsub.zenoh.link` tells why that matters.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 
 import zenoh
 
-from drivers.pubsub.zenoh.config import ZenohSettings
-from drivers.pubsub.zenoh.session import STUCK_S, ZenohSession, brief, make_config
+from heliograph_drivers.pubsub.zenoh.config import ZenohSettings
+from heliograph_drivers.pubsub.zenoh.session import STUCK_S, ZenohSession, brief, make_config
 from pubsub_api.driver_kit import Backoff, Tally, join_thread, start_thread
 from pubsub_api.errors import LimitReached
 

@@ -5,10 +5,11 @@ frames of several filters would lose their order, a frame that two filters match
 cost a thread.  So filters and channel are kept apart:
 
 * for each filter something is declared that is never read: it tells publishers what to send here; for many filters
-  something broader (`drivers.pubsub.zenoh.interests`);
+  something broader (`heliograph_drivers.pubsub.zenoh.interests`);
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
-  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh.config.ZenohKeys`).
+  contained in ``heliograph$*/**``; filters are written so that they are not
+  (`heliograph_drivers.pubsub.zenoh.config.ZenohKeys`).
 
 A link is reported as connected when a question that was sent after the filters was answered: publishers answer an
 empty query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when no
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh import config
-from drivers.pubsub.zenoh.config import (
+from heliograph_drivers.pubsub.zenoh import config
+from heliograph_drivers.pubsub.zenoh.config import (
     QUERIES_MAX,
     SYNC_GRACE_S,
     SYNC_RETRY_MAX_S,
@@ -34,9 +35,9 @@ from drivers.pubsub.zenoh.config import (
     ZenohKeys,
     ZenohSettings,
 )
-from drivers.pubsub.zenoh.connection import ZenohConnection
-from drivers.pubsub.zenoh.interests import InterestChange, Interests
-from drivers.pubsub.zenoh.session import ZenohSession
+from heliograph_drivers.pubsub.zenoh.connection import ZenohConnection
+from heliograph_drivers.pubsub.zenoh.interests import InterestChange, Interests
+from heliograph_drivers.pubsub.zenoh.session import ZenohSession
 from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.driver_kit import Backoff, Inbox, ReplaceableThread, Tally

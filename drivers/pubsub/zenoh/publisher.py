@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh import config
-from drivers.pubsub.zenoh.config import ZenohSettings
-from drivers.pubsub.zenoh.connection import COUNTED, ZenohConnection
-from drivers.pubsub.zenoh.session import PROCESS, STUCK_S, ZenohSession, brief, listen, within_limit
+from heliograph_drivers.pubsub.zenoh import config
+from heliograph_drivers.pubsub.zenoh.config import ZenohSettings
+from heliograph_drivers.pubsub.zenoh.connection import COUNTED, ZenohConnection
+from heliograph_drivers.pubsub.zenoh.session import PROCESS, STUCK_S, ZenohSession, brief, listen, within_limit
 from pubsub_api.core.scopes import SCOPES_MAX, group
 from pubsub_api.driver import Connected, Disconnected, PublisherReport
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, join_thread, start_thread

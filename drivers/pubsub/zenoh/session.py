@@ -25,8 +25,8 @@ from typing import Any, Protocol, TypeVar
 
 import zenoh
 
-from drivers.pubsub.zenoh import config as settings_module
-from drivers.pubsub.zenoh.config import SESSIONS_MAX, ZenohSettings, make_address, split_address
+from heliograph_drivers.pubsub.zenoh import config as settings_module
+from heliograph_drivers.pubsub.zenoh.config import SESSIONS_MAX, ZenohSettings, make_address, split_address
 from pubsub_api.driver_kit import start_thread
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig, LimitReached, TransportUnavailable
 from pubsub_api.runtime import forking

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from drivers.pubsub.zenoh.config import ZenohSettings, check_address
-from drivers.pubsub.zenoh.connection import COUNTED
-from drivers.pubsub.zenoh.link import ZenohLink
-from drivers.pubsub.zenoh.session import PROCESS
+from heliograph_drivers.pubsub.zenoh.config import ZenohSettings, check_address
+from heliograph_drivers.pubsub.zenoh.connection import COUNTED
+from heliograph_drivers.pubsub.zenoh.link import ZenohLink
+from heliograph_drivers.pubsub.zenoh.session import PROCESS
 from pubsub_api.driver import Asked
 from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, Reach, Tally
 from pubsub_api.errors import TransportUnavailable

@@ -22,11 +22,11 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.zmq import endpoints, options
-from drivers.pubsub.zmq.access.curve import Curve
-from drivers.pubsub.zmq.options import GROUP, OPTIONS
-from drivers.pubsub.zmq.publisher import ZmqPublisher
-from drivers.pubsub.zmq.subscriber import ZmqSubscriber
+from heliograph_drivers.pubsub.zmq import endpoints, options
+from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.options import GROUP, OPTIONS
+from heliograph_drivers.pubsub.zmq.publisher import ZmqPublisher
+from heliograph_drivers.pubsub.zmq.subscriber import ZmqSubscriber
 from pubsub_api import config
 from pubsub_api.driver import Capabilities, PubSubApi
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
-from drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.runtime.rare_logging import SeldomLog

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from drivers.pubsub.zmq.options import WILDCARD_HOSTS
+from heliograph_drivers.pubsub.zmq.options import WILDCARD_HOSTS
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
 from pubsub_api.runtime.files import identity_of
 from pubsub_api.runtime.sockets import socket_file

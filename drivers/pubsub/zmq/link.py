@@ -22,12 +22,12 @@ import struct
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq import endpoints
-from drivers.pubsub.zmq.access.curve import Curve
-from drivers.pubsub.zmq.access.descriptors import SOCKET, check_room
-from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, GROUP, RECEIVE_HWM, heartbeat_interval_ms
-from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
+from heliograph_drivers.pubsub.zmq import endpoints
+from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.access.descriptors import SOCKET, check_room
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, GROUP, RECEIVE_HWM, heartbeat_interval_ms
+from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api import config
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.driver_kit import Backoff, Tally

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq.access.curve import Curve
-from drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
-from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.link import ZmqLink
-from drivers.pubsub.zmq.options import RECEIVE_HWM
-from drivers.pubsub.zmq.watch import DescriptorWatch
-from drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
+from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.link import ZmqLink
+from heliograph_drivers.pubsub.zmq.options import RECEIVE_HWM
+from heliograph_drivers.pubsub.zmq.watch import DescriptorWatch
+from heliograph_drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic

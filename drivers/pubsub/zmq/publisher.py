@@ -21,13 +21,13 @@ from collections.abc import Sequence
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq import endpoints
-from drivers.pubsub.zmq.access.curve import ZAP_ADDRESS, Curve, answer_zap
-from drivers.pubsub.zmq.access.descriptors import CONTEXT, SOCKET, check_room
-from drivers.pubsub.zmq.access.peer_limits import PeerLimits
-from drivers.pubsub.zmq.answers import RETRY_MS, Answers
-from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import (
+from heliograph_drivers.pubsub.zmq import endpoints
+from heliograph_drivers.pubsub.zmq.access.curve import ZAP_ADDRESS, Curve, answer_zap
+from heliograph_drivers.pubsub.zmq.access.descriptors import CONTEXT, SOCKET, check_room
+from heliograph_drivers.pubsub.zmq.access.peer_limits import PeerLimits
+from heliograph_drivers.pubsub.zmq.answers import RETRY_MS, Answers
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.options import (
     GROUP,
     LINGER_S,
     RECEIVE_HWM,
@@ -35,7 +35,7 @@ from drivers.pubsub.zmq.options import (
     WILDCARD_HOSTS,
     heartbeat_interval_ms,
 )
-from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
+from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
 from pubsub_api.driver import PublisherReport
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, Waker, join_thread, start_thread

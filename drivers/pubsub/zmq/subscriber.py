@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from drivers.pubsub.zmq.access.curve import Curve
-from drivers.pubsub.zmq.endpoints import check_address
-from drivers.pubsub.zmq.loop import ReceiveLoop
+from heliograph_drivers.pubsub.zmq.access.curve import Curve
+from heliograph_drivers.pubsub.zmq.endpoints import check_address
+from heliograph_drivers.pubsub.zmq.loop import ReceiveLoop
 from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Tally
 from pubsub_api.errors import TransportUnavailable
 

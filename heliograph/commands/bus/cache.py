@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, told
+from heliograph.metrics import add_telling, told
 from heliograph.output import Output
 from heliograph.terminal.reporting import add_report, report_until_end
 from pubsub_api.errors import NotSupported, UsageError
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
     add_report(parser)
-    add_metrics_address(parser)
+    add_telling(parser)
     options.add_session(parser)
     options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
 

@@ -46,11 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to listen to")
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N events")
     options.add_timeout(parser)
-    parser.add_argument(
+    past = parser.add_mutually_exclusive_group()
+    past.add_argument(
         "--history", metavar="N|all", type=_history,
         help="first the newest N events of each stream that caches still hold, or all of them",
     )  # fmt: skip
-    parser.add_argument(
+    past.add_argument(
         "--durability", metavar="KIND", type=_durability,
         help="first the history of the topics, kept at least as transient_local, transient or persistent",
     )  # fmt: skip
@@ -134,8 +135,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if args.history is not None and not session.capabilities.queries:
             raise UsageError("this driver has no queries, so caches cannot be asked for --history")
         subscriber = session.subscriber(
-            args.filters, on_events=printer.on_events, on_resync=printer.on_resync, history=args.history,
-            durability=args.durability,
+            args.filters, on_events=printer.on_events, on_resync=printer.on_resync,
+            past=args.durability if args.history is None else args.history,
         )  # fmt: skip
         try:
             is_reached = _wait(printer, subscriber, args.timeout, addresses := _addresses(session))

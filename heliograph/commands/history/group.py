@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, group_numbers, log_numbers, told
+from heliograph.metrics import add_telling, group_numbers, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, counted
 from heliograph.terminal.asking import may_go_on
@@ -121,7 +121,7 @@ def _add_destroy(parser: argparse.ArgumentParser) -> None:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
     options.add_timeout(parser)
-    add_metrics_address(parser)
+    add_telling(parser)
     options.add_session(parser)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, log_numbers, told
+from heliograph.metrics import add_telling, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
 from heliograph.terminal.reporting import add_report, report_until_end
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to record, as in 'tenant-7/#'")
     add_report(parser)
-    add_metrics_address(parser)
+    add_telling(parser)
     parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop anything")
     options.add_session(parser)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, told
+from heliograph.metrics import add_telling, told
 from heliograph.opening.databases import add_database, object_line, object_record, open_nb
 from heliograph.opening.hosts import explained
 from heliograph.output import Output, compact, note
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes of objects")
     options.add_timeout(parser)
     parser.add_argument("--statistics", action="store_true", help="print the counters at the end")
-    add_metrics_address(parser)
+    add_telling(parser)
     add_database(parser)
     options.add_json(parser, 'one JSON object per change, {"created": ...} and so on; counters are {"statistics": ...}')
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with (
         open_nb(args, cache_options) as nb,
         LocalCache(nb, tables=args.tables, topics=args.topics) as cache,
-        told(args, lambda: _process_report(nb, cache)),
+        told(args, lambda: _process_report(nb, cache), (cache,)),
     ):
         try:
             printed, is_complete = _follow(cache, output, args)

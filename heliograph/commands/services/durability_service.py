@@ -6,7 +6,7 @@ import argparse
 import gc
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, told
+from heliograph.metrics import add_telling, told
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")
     parser.add_argument("--node", metavar="NAME", help="name of this service (default: [durability] node)")
     options.add_timeout(parser)
-    add_metrics_address(parser)
+    add_telling(parser)
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it serves: {"address": ..., "node": ...}')
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 
 from heliograph import exits, options
-from heliograph.metrics import add_metrics_address, told
+from heliograph.metrics import add_telling, told
 from heliograph.opening import databases
 from heliograph.output import Output
 
@@ -33,7 +33,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_metrics_address(parser)
+    add_telling(parser)
     options.add_session(parser)
     databases.add_db(parser)
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')

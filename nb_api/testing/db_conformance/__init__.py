@@ -16,13 +16,14 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
-    "snapshots", "transactions", "values",
+    "base", "concurrency", "digests", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
+    "reports", "snapshots", "transactions", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
 from nb_api.testing.db_conformance.concurrency import ConcurrencyConformance  # noqa: E402
+from nb_api.testing.db_conformance.digests import DigestConformance  # noqa: E402
 from nb_api.testing.db_conformance.feed import FeedConformance  # noqa: E402
 from nb_api.testing.db_conformance.histories import HistoryConformance  # noqa: E402
 from nb_api.testing.db_conformance.lifecycle import LifecycleConformance  # noqa: E402
@@ -30,6 +31,7 @@ from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E40
 from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
 from nb_api.testing.db_conformance.processes import ProcessConformance  # noqa: E402
 from nb_api.testing.db_conformance.puts import PutConformance  # noqa: E402
+from nb_api.testing.db_conformance.reports import ReportConformance  # noqa: E402
 from nb_api.testing.db_conformance.snapshots import SnapshotConformance  # noqa: E402
 from nb_api.testing.db_conformance.transactions import TransactionConformance  # noqa: E402
 from nb_api.testing.db_conformance.values import ValueConformance  # noqa: E402
@@ -38,6 +40,7 @@ __all__ = [
     "ConcurrencyConformance",
     "DbConformance",
     "DbConformanceBase",
+    "DigestConformance",
     "FeedConformance",
     "HistoryConformance",
     "LifecycleConformance",
@@ -45,6 +48,7 @@ __all__ = [
     "OutboxConformance",
     "ProcessConformance",
     "PutConformance",
+    "ReportConformance",
     "SnapshotConformance",
     "TransactionConformance",
     "ValueConformance",
@@ -57,9 +61,11 @@ class DbConformance(
     ValueConformance,
     TransactionConformance,
     SnapshotConformance,
+    DigestConformance,
     FeedConformance,
     HistoryConformance,
     OutboxConformance,
+    ReportConformance,
     ConcurrencyConformance,
     ProcessConformance,
     LifecycleConformance,

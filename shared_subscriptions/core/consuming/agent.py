@@ -6,7 +6,7 @@ gives its partitions back and one that asks for some.  A borrower that resets is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.borrower import Borrower, BorrowerState, Reset, SessionEvent, Stopped
@@ -38,6 +38,8 @@ class Agent:
         """Those that were replaced by one of them."""
         self._due = float("inf")
         """No borrower has anything to do before that.  Renewed leases only put it off, so it may be too early."""
+        self._called: dict[int, None] = {}
+        """Subscriptions whose borrowers may have something to say."""
         self.changes = 0
         """Rises whenever a borrower comes or goes."""
 
@@ -47,37 +49,40 @@ class Agent:
 
     def unsubscribe(self, subscription: int, now: float) -> None:
         self._borrowers[subscription].on_unsubscribe(now)
-        self._note_due(self._borrowers[subscription])
+        self._note(subscription)
 
     def disconnect(self) -> None:
         """Give everything back, at once."""
-        for borrower in self._borrowers.values():
+        for subscription, borrower in self._borrowers.items():
             borrower.on_disconnect()
+            self._note(subscription)
 
     def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
         """Messages to a borrower of a former life vanish."""
         borrower = self._borrowers.get(subscription)
         if borrower is not None and borrower.id == message.borrower:
             borrower.on_message(message, now)
-            self._note_due(borrower)
+            self._note(subscription)
 
-    def on_heard_of(self, borrower: str, asked_at: float, now: float) -> None:
-        """The leader has heard from this process that the borrower lives (`Borrower.on_heard_of`)."""
-        number = self._numbers.get(borrower)
-        if number is not None:
-            self._borrowers[number].on_heard_of(asked_at, now)
+    def on_heard_of(self, borrowers: Iterable[str], asked_at: float, now: float) -> None:
+        """The leader has heard from this process that these borrowers live (`Borrower.on_heard_of`)."""
+        heard_of = [self._borrowers[self._numbers[one]] for one in borrowers if one in self._numbers]
+        for borrower in heard_of:
+            borrower.on_heard_of(asked_at, now)
+        if len(heard_of) == len(self._borrowers):
+            self._due = min((borrower.next_deadline() for borrower in heard_of), default=float("inf"))
 
     def on_leader_changed(self, subscription: int, now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_leader_changed(now)
-            self._note_due(borrower)
+            self._note(subscription)
 
     def on_log_grown(self, subscription: int, ends: Mapping[int, int], now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_log_grown(ends, now)
-            self._note_due(borrower)
+            self._note(subscription)
 
     def on_partition_progress(
         self, subscription: int, partition: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
@@ -85,7 +90,7 @@ class Agent:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_partition_progress(partition, progress, is_settled=is_settled, is_complete=is_complete)
-            self._note_due(borrower)
+            self._note(subscription)
 
     def may_deliver(self, subscription: int, partition: int, now: float) -> bool:
         borrower = self._borrowers.get(subscription)
@@ -99,16 +104,22 @@ class Agent:
         if now < self._due:
             return
         self._due = float("inf")
-        for borrower in self._borrowers.values():
-            borrower.poll(now)
-            self._note_due(borrower)
+        for subscription, borrower in self._borrowers.items():
+            due = borrower.next_deadline()
+            if due <= now:
+                borrower.poll(now)
+                self._note(subscription)
+            else:
+                self._due = min(self._due, due)
 
     def next_deadline(self) -> float:
         """Call `poll` then, if not before."""
         return self._due
 
-    def _note_due(self, borrower: Borrower) -> None:
-        self._due = min(self._due, borrower.next_deadline())
+    def _note(self, subscription: int) -> None:
+        """Something was said to a borrower."""
+        self._called[subscription] = None
+        self._due = min(self._due, self._borrowers[subscription].next_deadline())
 
     def is_connected(self, subscription: int) -> bool:
         borrower = self._borrowers.get(subscription)
@@ -140,12 +151,10 @@ class Agent:
         """What is to be sent, and what the session must know, each with its subscription; of one only, or of all."""
         messages: list[tuple[int, m.ToLeader]] = []
         events: list[tuple[int, SessionEvent]] = []
-        numbers = self._borrowers if only is None else self._borrowers.keys() & {only}
-        for subscription in list(numbers):
+        for subscription in list(self._called) if only is None else self._called.keys() & {only}:
+            del self._called[subscription]
             borrower = self._borrowers[subscription]
             said, told = borrower.messages, borrower.events
-            if not said and not told:
-                continue
             borrower.messages, borrower.events = [], []
             messages += [(subscription, message) for message in said]
             events += [(subscription, event) for event in told]
@@ -177,4 +186,4 @@ class Agent:
         self._borrowers[subscription] = borrower
         self._numbers[borrower.id] = subscription
         self.changes += 1
-        self._note_due(borrower)
+        self._note(subscription)

@@ -193,9 +193,10 @@ class Borrower:
     def next_deadline(self) -> float:
         if self.state is BorrowerState.GONE:
             return float("inf")
-        give_up = min((self._partitions[number].give_up_at for number in self._ending), default=float("inf"))
-        lease_end = float("inf") if self.state is BorrowerState.CONNECTING else self._lease_end
-        return min(self._timer, self._give_up_at, lease_end, give_up)
+        due = min(self._timer, self._give_up_at)
+        if self._ending:
+            due = min(due, *(self._partitions[number].give_up_at for number in self._ending))
+        return due if self.state is BorrowerState.CONNECTING else min(due, self._lease_end)
 
     # -- what the session says
 

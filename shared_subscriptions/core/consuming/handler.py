@@ -11,11 +11,12 @@ import dataclasses
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
+from pubsub_api.core.events import GroupEvent
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.agent import Agent
 from shared_subscriptions.core.consuming.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
 from shared_subscriptions.core.consuming.partitions import ChangedLoans, DeliveryCounters, PartitionDelivery
-from shared_subscriptions.core.events import GroupEvent, is_portion
+from shared_subscriptions.core.events import is_portion
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
 from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings
 

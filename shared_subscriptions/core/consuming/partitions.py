@@ -19,8 +19,8 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from pubsub_api.core.events import GroupEvent
 from shared_subscriptions.core.consuming.waiting import ObjectKey, WaitingEvents, object_of
-from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
 from shared_subscriptions.core.settings import DeliverySettings
 
@@ -331,6 +331,14 @@ class PartitionDelivery:
                 break
             found.append(self._out[offset])
         return found
+
+    def extend(self, event: GroupEvent, now: float) -> bool:
+        """An event that is out is so from now on; False when it is not out."""
+        if not self._is_out(event):
+            return False
+        if self._out_at.pop(event.offset, None) is not None:
+            self._out_at[event.offset] = now
+        return True
 
     def time_out(self, event: GroupEvent, now: float) -> None:
         """An event that is out is taken back from a user who does not answer; what is said of it later is late.

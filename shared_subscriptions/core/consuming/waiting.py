@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from shared_subscriptions.core.events import GroupEvent
+from pubsub_api.core.events import GroupEvent
 
 ObjectKey = tuple[str, str]
 

@@ -19,6 +19,7 @@ import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.leases import LeaseWrites
+from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
 
 
@@ -106,6 +107,8 @@ class Candidate:
         """Who resigned in our favour; None when somebody else's time ran out, or nobody ever led."""
         self.me = me
         """What this candidate writes of itself.  It may learn where it is reached after it was made."""
+        self.sign_of_life: ProcessLease | None = None
+        """The lease of the process that ``me`` names; set it before `claim`."""
         self._settings = settings
         self._may_lead = may_lead
         self._writes = LeaseWrites()
@@ -117,22 +120,28 @@ class Candidate:
 
     @property
     def renewed_at(self) -> float:
-        """When the last write that is known to have succeeded began: what a leader may do is counted from there."""
-        return self._writes.renewed_at
+        """When the last write that is known to have succeeded began, of the record or of the sign of life: what a
+        leader may do is counted from there."""
+        sign = self.sign_of_life
+        return self._writes.renewed_at if sign is None else max(self._writes.renewed_at, sign.renewed_at)
+
+    @property
+    def is_overthrown(self) -> bool:
+        """Whether the sign of life was deleted by a process that took over: nothing can be led under it any more."""
+        return self.sign_of_life is not None and self.sign_of_life.is_lost
 
     # -- watching
 
     def observed(self, seen: SeenRecord | None, now: float) -> None:
         """The record was read."""
+        if self.role is CandidateRole.UNCERTAIN:
+            self._settle(seen)
         if self.role is CandidateRole.RETIRED:
             return
-        if self.role is CandidateRole.UNCERTAIN and self._settle(seen):
-            return
         if self.role is CandidateRole.LEADING:
-            if seen is None or seen.version != self._writes.version:
-                self._depose()
-            else:
+            if seen is not None and seen.version == self._writes.version and not self.is_overthrown:
                 return
+            self._depose()
         self.leader = None if seen is None or seen.record.is_vacant else seen.record
         version, lease_version = (0, 0) if seen is None else (seen.version, seen.lease_version)
         has_changed = version != self._writes.version or lease_version not in (self._lease_version, 0)
@@ -150,10 +159,8 @@ class Candidate:
     def claim(self, now: float) -> Claim:
         """What to write in order to lead.  Report the outcome with `written`, `refused` or `unknown`."""
         overthrows = None
-        if self.leader is not None:
-            self.predecessor = None
-            if self._lease_version:
-                overthrows = self.leader.lease, self._lease_version
+        if self.leader is not None and self._lease_version:
+            overthrows = self.leader.lease, self._lease_version
         return self._write(msgspec.structs.replace(self.me, beat=1), now, overthrows)
 
     # -- leading
@@ -166,10 +173,6 @@ class Candidate:
     def resignation(self, leases: tuple[str, ...], now: float) -> Claim:
         """What to write in order to leave the place to others, who must respect these leases."""
         return self._write(msgspec.structs.replace(self.me, is_vacant=True, leases=leases), now)
-
-    def kept(self, started: float) -> None:
-        """The lease of the process was renewed by a write that began at ``started``."""
-        self._writes.renewed_at = max(self.renewed_at, started)
 
     def _write(self, record: LeaderRecord, now: float, overthrows: tuple[str, int] | None = None) -> Claim:
         self._claim = Claim(record, self._writes.version, overthrows)
@@ -204,22 +207,19 @@ class Candidate:
         self.role = CandidateRole.UNCERTAIN
         self._writes.unknown()
 
-    def _settle(self, seen: SeenRecord | None) -> bool:
-        """Find out what became of the write.  True when this candidate leads."""
-        outcome = self._writes.settle(*((None, 0) if seen is None else (seen.record, seen.version)))
-        if outcome == "done":
+    def _settle(self, seen: SeenRecord | None) -> None:
+        """Find out what became of the write.  Whether a leader was overtaken is seen by the version."""
+        if self._writes.settle(*((None, 0) if seen is None else (seen.record, seen.version))) == "done":
             self.role = CandidateRole.LEADING if self._was_leading else CandidateRole.WATCHING
             self._succeeded()
-            return True
+            return
         self._claim = None
-        if self._was_leading and outcome == "not done":
+        if self._was_leading:
             self.role = CandidateRole.LEADING
-            return True
-        self._depose()
-        return False
+        else:
+            self._depose()
 
     def _depose(self) -> None:
         self.role = CandidateRole.WATCHING
         self.leader = None
         self._seen_at = float("-inf")
-        self._writes.version = self._lease_version = 0

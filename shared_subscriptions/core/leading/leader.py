@@ -15,14 +15,14 @@ nothing.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.members import GroupMember, GroupMembers, Move
+from shared_subscriptions.core.leading.members import ConnectedMember, GroupMembers, Move
 from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
@@ -59,10 +59,11 @@ class Leader:
         stored: Mapping[int, PartitionRecord],
         *,
         now: float,
-        held_until: float,
+        renewed_at: Callable[[], float],
         waits_for: Collection[str] = (),
     ) -> None:
-        """``waits_for`` are borrowers whose leases a predecessor that resigned has left behind."""
+        """``renewed_at`` tells when the newest write began that keeps this leader in office.  ``waits_for`` are
+        borrowers whose leases a predecessor that resigned has left behind."""
         self.epoch = epoch
         self.declaration = declaration
         self.partitions: dict[int, Partition] = {}
@@ -79,7 +80,8 @@ class Leader:
         """What is to be sent: see `take_messages`."""
         self.store = PartitionStore(self.partitions, stored)
         """What to write now and then; call `stored` when that was done."""
-        self._held_until = held_until
+        self._renewed_at = renewed_at
+        self._held_until = renewed_at() + settings.lease.leader_hold_s
         self._waits_for = set(waits_for)
         self._waits_until = now + settings.lease.member_lease_s
         self._reassign_at = float("inf")
@@ -89,13 +91,10 @@ class Leader:
 
     # -- the outside world
 
-    def renewed(self, started: float) -> None:
-        """The record of this leader was renewed by a write that began at ``started``."""
-        if self._held_until > float("-inf"):
-            self._held_until = max(self._held_until, started + self._settings.lease.leader_hold_s)
-
     def is_silent(self, now: float) -> bool:
         """Whether the registration is too old to act on."""
+        if now >= self._held_until:
+            self._held_until = self._renewed_at() + self._settings.lease.leader_hold_s
         return now >= self._held_until
 
     def on_partitions(self, infos: Mapping[int, PartitionInfo], now: float) -> None:
@@ -289,10 +288,10 @@ class Leader:
 
     # -- members
 
-    def _renew(self, member: GroupMember, now: float) -> None:
+    def _renew(self, member: ConnectedMember, now: float) -> None:
         member.expires = now + self._settings.lease.member_lease_s
 
-    def _remove(self, member: GroupMember, reason: str, now: float) -> None:
+    def _remove(self, member: ConnectedMember, reason: str, now: float) -> None:
         del self.members[member.id]
         self._group.departed.add(member.id)
         for partition in list(self.loans.values()):
@@ -309,6 +308,7 @@ class Leader:
         for member in self.members.values():
             self._group.invalidate(member.id, reason, is_final=is_final)
         self._held_until = float("-inf")
+        self._renewed_at = lambda: float("-inf")
 
     # -- assignment
 
@@ -369,13 +369,13 @@ class Leader:
         self._reassign_at = float("inf")
         return False
 
-    def _may_have(self, partition: Partition, member: GroupMember) -> bool:
+    def _may_have(self, partition: Partition, member: ConnectedMember) -> bool:
         """Whether a member may have a partition now: of suspects it gets one after the other."""
         self._judge(partition)
         _, count = redelivery.piece(partition.suspects, partition.done.low, self._settings.attempts_max)
         return not count or not self._has_suspect(member)
 
-    def _has_suspect(self, member: GroupMember) -> bool:
+    def _has_suspect(self, member: ConnectedMember) -> bool:
         return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
 
     def _judge(self, partition: Partition) -> None:
@@ -402,7 +402,7 @@ class Leader:
                 partition.reset(self.declaration.generation, position)
                 partition.expire()
 
-    def _grant(self, partition: Partition, member: GroupMember, now: float) -> None:
+    def _grant(self, partition: Partition, member: ConnectedMember, now: float) -> None:
         partition.expire()
         partition.move(GrantCause.GRANT)
         partition.owner = member.id
@@ -422,7 +422,7 @@ class Leader:
         self._grants += 1
         return (self.epoch << GRANT_BITS) + self._grants
 
-    def _limit(self, partition: Partition, member: GroupMember) -> None:
+    def _limit(self, partition: Partition, member: ConnectedMember) -> None:
         """How far the new owner may go.  What its predecessors died of, perhaps, it gets in small pieces."""
         partition.wished_until = partition.until = self.declaration.until_of(partition.number)
         start = partition.done.low

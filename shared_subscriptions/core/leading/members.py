@@ -11,7 +11,7 @@ _REMEMBERED_MAX = 10_000
 
 
 @dataclasses.dataclass
-class GroupMember:
+class ConnectedMember:
     """A borrower that this leader knows."""
 
     id: str
@@ -72,7 +72,7 @@ class GroupMembers:
     """The members of a group by borrower, those that were, and what is said to them."""
 
     def __init__(self, epoch: int, counters: Counter[str]) -> None:
-        self.known: dict[str, GroupMember] = {}
+        self.known: dict[str, ConnectedMember] = {}
         self.departed = RecentBorrowers()
         self.alive = RecentBorrowers()
         """Borrowers of the past whose members have come back: they did not die."""
@@ -81,20 +81,20 @@ class GroupMembers:
         self._counters = counters
         self._joined = 0
 
-    def add(self, message: m.Connect) -> GroupMember:
+    def add(self, message: m.Connect) -> ConnectedMember:
         self._joined += 1
-        member = self.known[message.borrower] = GroupMember(
+        member = self.known[message.borrower] = ConnectedMember(
             message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq},
             portions_max=max(1, message.portions), offsets_max=message.offsets,
         )  # fmt: skip
         return member
 
-    def slots(self) -> dict[str, GroupMember]:
+    def slots(self) -> dict[str, ConnectedMember]:
         """Slot -> the member that is to get its partitions: the youngest of that name."""
         valid = [member for member in self.known.values() if not member.is_expelled]
         return {member.slot: member for member in sorted(valid, key=lambda member: member.joined)}
 
-    def send(self, member: GroupMember, kind: type[m.ToBorrower], **fields: object) -> None:
+    def send(self, member: ConnectedMember, kind: type[m.ToBorrower], **fields: object) -> None:
         member.sent += 1
         message: m.ToBorrower = kind(borrower=member.id, seq=member.sent, epoch=self._epoch, **fields)  # type: ignore[arg-type]
         self.messages.append(message)

@@ -25,7 +25,7 @@ from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Wish
 from shared_subscriptions.core.events import portion_number
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import GroupMember
+from shared_subscriptions.core.leading.members import ConnectedMember
 from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
@@ -256,7 +256,7 @@ class QueueLeader(Leader):
         self._return(portion, now)
         self._reassign_at = min(self._reassign_at, now)
 
-    def _measure(self, member: GroupMember, portion: QueuePortion, now: float) -> None:
+    def _measure(self, member: ConnectedMember, portion: QueuePortion, now: float) -> None:
         """How fast the member is, by how long it has had the portion for itself."""
         took_s = max(now - max(portion.granted_at, member.finished_at), _SHORTEST_S)
         handled = portion.until - portion.start - sum(end - start for start, end in portion.undone())
@@ -310,7 +310,7 @@ class QueueLeader(Leader):
             return
         self._hand_out_all(list(slots.values()), now)
 
-    def _is_rightly_held(self, portion: QueuePortion, members: Collection[GroupMember]) -> bool:
+    def _is_rightly_held(self, portion: QueuePortion, members: Collection[ConnectedMember]) -> bool:
         return (
             any(member.id == portion.owner for member in members)
             and portion.generation == self.declaration.generation
@@ -338,7 +338,7 @@ class QueueLeader(Leader):
         loads = self._loads()
         return any(loads[member.id] < member.portions_max for member in self._group.slots().values())
 
-    def _hand_out_all(self, members: Sequence[GroupMember], now: float) -> None:
+    def _hand_out_all(self, members: Sequence[ConnectedMember], now: float) -> None:
         """Portion by portion, to the member that has the least, as long as there is work and room."""
         loads, waiting = self._loads(), self._waiting(now)
         slots = sum(member.portions_max for member in members)
@@ -359,7 +359,7 @@ class QueueLeader(Leader):
             loads[member.id] += 1
             heapq.heapreplace(heap, (loads[member.id] / member.portions_max, member.served, member.joined, member))
 
-    def _hand_out(self, member: GroupMember, size: int, now: float) -> int:
+    def _hand_out(self, member: ConnectedMember, size: int, now: float) -> int:
         """Give a portion of about that size to a member.  Returns its offsets; 0 when there is none."""
         may_be_suspect = not self._has_suspect(member)
         for queue in self._in_turn():
@@ -390,7 +390,7 @@ class QueueLeader(Leader):
             yield self._queues[numbers[(place + self._turn) % len(numbers)]]
 
     def _grant_portion(
-        self, member: GroupMember, partition: Partition, start: int, until: int, count: int, now: float
+        self, member: ConnectedMember, partition: Partition, start: int, until: int, count: int, now: float
     ) -> QueuePortion:
         self._serial += 1
         member.served = self._serial
@@ -414,7 +414,7 @@ class QueueLeader(Leader):
             self._say_status(portion, now)
         return portion
 
-    def _steal(self, members: Sequence[GroupMember], loads: Mapping[str, int], now: float) -> None:
+    def _steal(self, members: Sequence[ConnectedMember], loads: Mapping[str, int], now: float) -> None:
         """Nothing is left to hand out: for each member that has nothing, take back what another one has not begun.
 
         The leader does not know which of its portions a member has begun.  One that does not come back at once has

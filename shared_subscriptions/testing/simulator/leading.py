@@ -61,6 +61,7 @@ class SimLeading:
                 self._beat(now)
                 return
             self.candidate.me = LeaderRecord(id=self._host.name, lease=self._lease.name)
+            self.candidate.sign_of_life = self._lease
             self.write(self.candidate.claim(now), self._claimed, with_partitions=False)
 
     def _see(self, stored: Stored) -> SeenRecord:
@@ -89,7 +90,7 @@ class SimLeading:
         self.leader = make(
             epoch, profiles.LEADER, declaration,
             {NAMES.partition_number(name): decode_partition(record.value) for name, record in names.items()},
-            now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
+            now=now, renewed_at=lambda: self.candidate.renewed_at,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
         self._oracle.took_office(self.leader, predecessor.leases if predecessor else ())
@@ -170,9 +171,6 @@ class SimLeading:
         if lease.is_lost and self.leader is not None and not self.is_writing:
             self.candidate.refused()
             self._step_down_if_deposed()
-        elif not lease.is_lost and self.leader is not None and self.candidate.role is not CandidateRole.WATCHING:
-            self.candidate.kept(lease.renewed_at)
-            self.leader.renewed(lease.renewed_at)
 
     # -- writing
 
@@ -212,6 +210,4 @@ class SimLeading:
             self.candidate.refused()
         else:
             self.candidate.written(outcome.versions[0])
-            if self.leader is not None:
-                self.leader.renewed(self.candidate.renewed_at)
         self._step_down_if_deposed()

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.borrower import BorrowerState
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, PartitionPlace, is_portion
+from shared_subscriptions.core.events import PartitionPlace, is_portion
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
 from shared_subscriptions.core.leading.partitions import GrantStatus, QueuePortion

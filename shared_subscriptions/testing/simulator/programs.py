@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.testing.simulator.world import Violation
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, PartitionPlace
+from shared_subscriptions.core.events import PartitionPlace
 from shared_subscriptions.testing.simulator import profiles
 from shared_subscriptions.testing.simulator.store import SimStore
 

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.testing.simulator.world import World
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.names import Names
 
 NAMES = Names("g")

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import json
 import pathlib
+import socket
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -260,3 +262,76 @@ def test_an_object_that_is_known_is_written_without_a_read(db: DbApi, server: Et
     assert ranges() == before
     assert db.get("t", "k").value == 4
     assert ranges() > before  # it counts
+
+
+class Http1Proxy:
+    """Lets HTTP/1 through to a server, and answers HTTP/2 as a proxy does that does not know it."""
+
+    def __init__(self, port: int) -> None:
+        self._server = ("127.0.0.1", port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.refused = 0
+        self._sockets = [self._listening]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._listening.accept()[0],), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        self._sockets.append(client)
+        with contextlib.suppress(OSError):
+            first = client.recv(65536)
+            if first.startswith(b"PRI "):
+                self.refused += 1
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                return
+            server = socket.create_connection(self._server)
+            self._sockets.append(server)
+            server.sendall(first)
+            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+            self._copy(client, server)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while portion := source.recv(65536):
+                target.sendall(portion)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def test_behind_a_proxy_for_http1_all_goes_through_the_gateway(server: EtcdServer, url: str) -> None:
+    with contextlib.closing(Http1Proxy(server.port)) as proxy:
+        with opened(url.replace(f":{server.port}", f":{proxy.port}")) as db:
+            first = db.create("t", "k", 1, topic="t")
+            db.mark_published([db.put("t", "k", 2, topic="t")])
+            assert [change.revision for change in db.unpublished()] == [first]
+            db.set("t", "k", 3, expected_version=db.get("t", "k").version)
+            assert stored(db)[("t", "k")].value == 3
+        assert proxy.refused == 1  # it is asked once
+
+
+def test_a_transaction_that_is_too_large_for_one_message_goes_through_the_gateway(url: str) -> None:
+    with opened(url) as db:
+        value = "x" * 100_000
+        version = db.create("t", "k", value, topic="t")
+        assert db.get("t", "k").value == value
+        assert db.put("t", "k", value, topic="t") == version
+
+
+def test_what_a_process_has_put_into_the_outbox_it_takes_out_alone(url: str) -> None:
+    with opened(url) as db, opened(url) as other:
+        mine = [db.create("t", f"mine-{number}", number, topic="t") for number in range(6)]
+        others = [other.create("t", f"other-{number}", number, topic="t") for number in range(3)]
+        db.mark_published([*mine[:2], *mine[3:5]])
+        assert [change.revision for change in db.unpublished()] == [mine[2], mine[5], *others]
+        db.mark_published([mine[2], others[1], mine[2] + 1])
+        assert [change.revision for change in other.unpublished()] == [mine[5], others[0], others[2]]

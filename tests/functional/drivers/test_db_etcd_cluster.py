@@ -132,6 +132,12 @@ class TestEndpoints:
             found = wait_until(lambda: attempt(lambda: db.changes(version)), WAIT_S, "what has changed")
             assert found[-1].value == 1
 
+    def test_transactions_are_grpc_over_tls_too(self, url: str, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "heliograph_drivers.db.etcd")
+        with opened(url, **FILES) as db:
+            made(db, "k")
+        assert "gateway" not in caplog.text
+
     def test_a_write_of_unknown_outcome_is_not_repeated(self, cluster: EtcdCluster, url: str) -> None:
         keys = (f"k{number}" for number in itertools.count())
         key = wait_until(lambda: self.meet_frozen_member(cluster, url, next(keys)), WAIT_S, "a write to a frozen one")
@@ -143,6 +149,7 @@ class TestEndpoints:
     def meet_frozen_member(cluster: EtcdCluster, url: str, key: str) -> str:
         """The key of a write whose answer did not come, nothing when another member was used already."""
         with opened_hastily(url, operation_timeout=2.0, connect_timeout=2.0, **FILES) as db:
+            made(db, f"{key}-before")  # the connection stands
             cluster.members[0].freeze()
             try:
                 db.create("t", key, 1, topic="t")

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
@@ -194,7 +195,7 @@ class TestConnections:
             wait_until(lambda: ends_well(lambda: db.revision() == 0), WAIT_S, "a connection to be free")
 
     def test_idle_connections_are_few(self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("drivers.db.handles.IDLE_MAX", 2)
+        monkeypatch.setattr("heliograph_drivers.db.handles.IDLE_MAX", 2)
         ours = "application_name = 'heliograph' AND datname = current_database()"
         sessions = f"SELECT count(*) FROM pg_stat_activity WHERE {ours}"
         with server.client(url) as client:
@@ -334,7 +335,7 @@ class TestFewConnections:
     def test_those_that_nobody_uses_are_closed(
         self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.db.handles.IDLE_S", 0.1)
+        monkeypatch.setattr("heliograph_drivers.db.handles.IDLE_S", 0.1)
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'heliograph' AND datname = "
             f"'{url.rpartition('/')[2]}'"
@@ -399,3 +400,41 @@ def test_a_user_who_may_not_create_is_told_what_to_do(url: str, db: DbApi, clien
     clerk = url.replace("heliograph@", "clerk@")
     with pytest.raises(InvalidConfig, match="earlier release.*may create"), opened(clerk):
         pass
+
+
+def test_functions_that_are_dropped_under_a_writer_are_made_again(db: DbApi, client: Client) -> None:
+    """As in a database that is put back from before an upgrade, without a restart of those who write."""
+    writes = [Write("put", "t", "a", 1, "t"), Write("put", "t", "b", 1, "t")]
+    versions = [db.put("t", "k", 1, topic="t"), *db.apply(writes)]
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    versions.append(db.put("t", "k", 2, topic="t"))
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    versions += db.apply([Write("put", "t", "a", 2, "t"), Write("put", "t", "b", 2, "t")])
+    assert [change.revision for change in db.changes(0)] == versions
+
+
+def test_tables_that_are_dropped_under_a_writer_are_not_made_again(db: DbApi, client: Client) -> None:
+    db.put("t", "k", 1, topic="t")
+    client.execute("DROP SCHEMA heliograph CASCADE")
+    with pytest.raises(InvalidConfig):
+        db.put("t", "k", 2, topic="t")
+    assert number(client, "SELECT count(*) FROM pg_namespace WHERE nspname = 'heliograph'") == 0
+
+
+def test_a_statement_that_is_prepared_already_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a client that had the connection before, as pools between us and the server lend them."""
+    with opened(url) as db:
+        version = db.put("t", "k", 1, topic="t")
+        pool, statement = vars(db)["_pool"], vars(db)["_statements"].write
+    make, used = type(pool)._open, []
+
+    def open_used(pool: Any) -> Any:
+        connection = make(pool)
+        connection.pgconn.prepare(statement.name, statement.source)
+        used.append(connection)
+        return connection
+
+    monkeypatch.setattr(type(pool), "_open", open_used)
+    with opened(url) as db:
+        assert db.put("t", "k", 2, topic="t") > version
+    assert used

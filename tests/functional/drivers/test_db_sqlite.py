@@ -240,7 +240,7 @@ class TestLocks:
 
 class TestSnapshots:
     def test_one_that_is_open_too_long_is_ended(self, path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("drivers.db.sqlite.SNAPSHOT_TIME_MAX_S", 0.1)
+        monkeypatch.setattr("heliograph_drivers.db.sqlite.SNAPSHOT_TIME_MAX_S", 0.1)
         with contextlib.closing(open_with(path, snapshot_portion=1)) as db:
             for number in range(3):
                 db.create("t", f"k{number}", 1, topic="t")

@@ -80,7 +80,7 @@ def test_a_burst_arrives_in_few_answers(ends: Ends) -> None:  # noqa: F811
 def test_limits_of_the_publisher_refuse_and_the_subscriber_tries_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.SESSIONS_MAX", 1)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.SESSIONS_MAX", 1)
     publisher = ends.publisher(URL)
     first, _ = ends.subscriber(publisher.address, "t")
     _, waiting = ends.subscriber(publisher.address, "t", is_awaited=False)
@@ -148,7 +148,7 @@ def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -
 
 
 def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.POLL_GRACE_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.POLL_GRACE_S", 60.0)
     publisher = ends.publisher(f"{URL}?poll_interval=0.05&session_timeout=60")
     subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05")
     wait_until(lambda: publisher.statistics().counters.polls > 30, 30, "thirty polls without mail")
@@ -235,7 +235,7 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
 
 
 def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("drivers.pubsub.longpoll.publisher.SEND_WAIT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.publisher.SEND_WAIT_S", 60.0)
     publisher = ends.publisher(f"{URL}?mailbox_frames_max=20")
     _, heard = ends.subscriber(publisher.address, "t")
     sent = ends.send(publisher, "t", 2000)
@@ -336,7 +336,7 @@ def test_text_that_is_none_is_refused_like_other_garbage_and_writes_no_log(
 
 
 def test_one_peer_cannot_take_the_sessions_of_everybody(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.SESSIONS_MAX", 200)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.SESSIONS_MAX", 200)
     publisher = ends.publisher(URL)
     import grpc
 
@@ -404,7 +404,7 @@ def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest
 def test_filters_that_do_not_fit_one_request_go_in_several(
     ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
     publisher = ends.publisher()
     filters = [f"{number:05}/{'x' * 480}" for number in range(5000)]
     _, heard = ends.subscriber(publisher.address, *filters)

@@ -19,7 +19,7 @@ SERVER = f"tls_cert_file={TLS}/server.pem&tls_key_file={TLS}/server-key.pem"
 CLIENT = f"tls_cert_file={TLS}/client.pem&tls_key_file={TLS}/client-key.pem"
 BOTH = f"tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
 WRONG_CA = f"tls=true&tls_ca_file={TLS}/client.pem"
-LOGGER = "drivers.pubsub.longpoll.link"
+LOGGER = "heliograph_drivers.pubsub.longpoll.link"
 
 
 def test_a_subscriber_that_trusts_the_publisher_gets_in(ends: Ends) -> None:  # noqa: F811

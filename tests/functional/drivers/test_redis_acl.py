@@ -97,7 +97,7 @@ def test_a_tenant_is_repaired_and_told_its_history_by_a_publisher_of_all(open_bu
         [event(topic, number) for topic in ("tenant-7/port", "tenant-8/port") for number in (1, 2, 3)]
     )
     consumer = Consumer()
-    subscriber = open_bus("tenant-7").session().subscriber(["tenant-7/#"], consumer.on_event, history=History())
+    subscriber = open_bus("tenant-7").session().subscriber(["tenant-7/#"], consumer.on_event, past=History())
     subscriber.wait_ready(timeout_s=WAIT_S)
     wait_until(lambda: len(consumer.events) == 3, WAIT_S, "its own history")
     assert {item.topic for item in consumer.events} == {"tenant-7/port"}
@@ -109,7 +109,7 @@ def test_the_publisher_of_a_tenant_answers_who_asks_for_its_topics(open_bus: Cal
     publisher.send_events([event("tenant-7/port", number) for number in (1, 2, 3)])
     for user, filters in (("tenant-7", ["tenant-7/port"]), ("platform", ["tenant-7/#", "tenant-8/#"])):
         consumer = Consumer()
-        subscriber = open_bus(user).session().subscriber(filters, consumer.on_event, history=History())
+        subscriber = open_bus(user).session().subscriber(filters, consumer.on_event, past=History())
         subscriber.wait_ready(timeout_s=WAIT_S)
         wait_until(lambda: len(consumer.events) == 3, WAIT_S, f"the history, by {user}")  # noqa: B023
 
@@ -207,7 +207,7 @@ def test_what_the_server_refused_is_not_kept_and_not_told(open_bus: Callable[...
         publisher.flush(timeout_s=WAIT_S)
     publisher.flush(timeout_s=WAIT_S)
     consumer = Consumer()
-    subscriber = open_bus("platform").session().subscriber(["#"], consumer.on_event, history=History())
+    subscriber = open_bus("platform").session().subscriber(["#"], consumer.on_event, past=History())
     subscriber.wait_ready(timeout_s=WAIT_S)
     wait_until(lambda: consumer.events, WAIT_S, "the history")
     publisher.send_event(event("tenant-7/port", 2))

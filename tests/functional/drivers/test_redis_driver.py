@@ -197,7 +197,7 @@ class TestFrozenServer:
     def test_unanswered_frames_are_bounded(
         self, server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
+        monkeypatch.setattr("heliograph_drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
         publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}")
         server.freeze()
         try:
@@ -300,7 +300,7 @@ class TestSlowSubscriber:
     def test_a_slow_receiver_is_not_taken_for_a_silent_server(
         self, shared_server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.redis.config.HEALTH_INTERVAL_S", 0.2)
+        monkeypatch.setattr("heliograph_drivers.pubsub.redis.config.HEALTH_INTERVAL_S", 0.2)
         url, frames = f"{shared_server.address}?operation_timeout=5&connect_timeout=60", Frames()
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         heard = BlockingReceiver(calls=1, timeout_s=5.5)

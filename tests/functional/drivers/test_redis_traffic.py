@@ -156,7 +156,7 @@ class TestSending:
     def test_more_frames_than_the_server_may_owe_answers_for(
         self, shared_server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 7)
+        monkeypatch.setattr("heliograph_drivers.pubsub.redis.config.UNANSWERED_MAX", 7)
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         _, heard = ends.subscriber(shared_server.address, "t")
         frames = Frames()

@@ -85,7 +85,7 @@ def test_a_tenant_is_told_its_history_by_a_publisher_of_all(open_bus: OpenBus) -
     topics = ("tenant-7/port", "tenant-8/port")
     publisher.send_events([event(topic, number) for topic in topics for number in (1, 2, 3)])
     consumer = Consumer()
-    subscriber = open_bus("tenant-7").session().subscriber(["tenant-7/#"], consumer.on_event, history=History())
+    subscriber = open_bus("tenant-7").session().subscriber(["tenant-7/#"], consumer.on_event, past=History())
     wait_joined(subscriber, None)
     wait_until(lambda: len(consumer.events) == 3, WAIT_S, "its own history")
     publisher.send_events([event(topic, 4) for topic in topics])
@@ -98,7 +98,7 @@ def test_a_tenant_s_publisher_is_heard_and_answers_who_asks_for_its_topics(open_
     publisher.send_events([event("tenant-7/port", number) for number in (1, 2, 3)])
     for user, filters in (("tenant-7", ["tenant-7/port"]), ("platform", ["tenant-7/#", "tenant-8/#"])):
         consumer = Consumer()
-        subscriber = open_bus(user).session().subscriber(filters, consumer.on_event, history=History())
+        subscriber = open_bus(user).session().subscriber(filters, consumer.on_event, past=History())
         wait_joined(subscriber, None)
         wait_until(lambda: len(consumer.events) == 3, WAIT_S, f"the history, by {user}")  # noqa: B023
     for number in range(4, 12):  # more than it takes to declare a publisher
@@ -109,7 +109,7 @@ def test_a_tenant_s_publisher_is_heard_and_answers_who_asks_for_its_topics(open_
 def test_a_tenant_cannot_ask_in_the_scope_of_others(
     open_bus: OpenBus, router: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
     publisher = open_bus("platform").session().publisher()
     publisher.send_events([event("tenant-8/port", 1), event("tenant-7/port", 1)])
     url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client"
@@ -133,7 +133,7 @@ def test_what_a_tenant_may_not_publish_reaches_nobody_also_not_by_repair(open_bu
     own.send_events([event(topic, 1) for topic in ("tenant-7/port", "tenant-8/port")])
     filters = ["tenant-7/#", "tenant-8/#"]
     session = open_bus("platform").session(ready_timeout=2.0)  # what may not be published is not told by anybody
-    subscriber = session.subscriber(filters, consumer.on_event, history=History())
+    subscriber = session.subscriber(filters, consumer.on_event, past=History())
     wait_joined(subscriber, None)
     for number in range(2, 8):
         own.send_events([event(topic, number) for topic in ("tenant-8/port", "tenant-7/port")])

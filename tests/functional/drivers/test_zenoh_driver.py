@@ -267,7 +267,7 @@ class TestFlow:
     def test_order_holds_when_there_are_too_many_topics_for_declared_publishers(
         self, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 4)
+        monkeypatch.setattr("heliograph_drivers.pubsub.zenoh.config.DECLARED_MAX", 4)
         publisher, _ = ends.publisher("zenoh://127.0.0.1:0")
         _, heard = ends.subscriber("zenoh://127.0.0.1:1", "#", address=publisher.address)
         frames = Frames()

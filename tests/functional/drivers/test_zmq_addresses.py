@@ -168,7 +168,7 @@ class TestSocketFile:
 
 def test_a_plain_publisher_is_named_by_the_error_of_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It confirms no subscription, so nothing can be promised; what it sends is passed on all the same."""
-    monkeypatch.setattr("drivers.pubsub.zmq.link.BARRIER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("heliograph_drivers.pubsub.zmq.link.BARRIER_TIMEOUT_S", 0.1)
     heard: list[pubsub_api.Event] = []
     with contextlib.closing(RawSockets()) as raw:
         publisher, address = raw.publisher()

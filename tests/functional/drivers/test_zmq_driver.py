@@ -156,7 +156,7 @@ class TestSubscriptions:
     def test_a_lost_confirmation_is_asked_for_again(
         self, stage: Stage, raw: RawSockets, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.zmq.link.BARRIER_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("heliograph_drivers.pubsub.zmq.link.BARRIER_TIMEOUT_S", 0.05)
         publisher, address = raw.publisher()
         with open_stage(URL) as fast:
             listener_at(fast, address, "t")
@@ -387,7 +387,7 @@ class TestLife:
     def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
+        monkeypatch.setattr("heliograph_drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
         speaker = stage.publisher(driver_at(URL))
         with ChildProcess("subscriber", URL, speaker.address, "t") as child:
             child.receive()

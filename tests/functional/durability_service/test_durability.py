@@ -229,7 +229,7 @@ def test_without_a_publisher_transient_local_data_is_not_waited_for(tmp_path: pa
     url = f"zmq://127.0.0.1:{free_port()}"
     seen: list[pubsub_api.Event] = []
     with pubsub_api.open(conf=durability_conf(url, no_service_time=0.3)) as session:
-        reader = session.subscriber(["orders/#"], seen.append, durability=Kind.TRANSIENT_LOCAL)
+        reader = session.subscriber(["orders/#"], seen.append, past=Kind.TRANSIENT_LOCAL)
         assert reader.wait_for_historical_data(10 * TIMEOUT_S) is Outcome.NO_SERVICE
         with pubsub_api.open(conf=fast_conf(url)) as other:
             publish(other.publisher(), event("k1", 1))

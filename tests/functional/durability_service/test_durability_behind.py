@@ -112,8 +112,7 @@ def test_who_reached_only_the_one_behind_is_told_when_it_has_reconciled(
         reader = session.subscriber(
             ["orders/#"],
             seen.append,
-            durability=Durability.PERSISTENT,
-            history_source=DurableHistory(session, ["orders/#"], Durability.PERSISTENT, services=[domain.b.address]),
+            past=DurableHistory(session, ["orders/#"], Durability.PERSISTENT, services=[domain.b.address]),
             addresses=[],
         )
         wait_until(  # after a service that answers too late on a loaded machine it goes on looking

@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 import durable_log
-from drivers.log.sqlite import reading, watching
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.log_child import FRAME_EVENTS, log_process
 from durable_log.testing.sources import Source
+from heliograph_drivers.log.sqlite import reading, watching
 from pubsub_api.testing.child import ChildProcess
 from tests.helpers.logs import opened
 from tests.helpers.waiting import WAIT_S, wait_until
@@ -31,7 +31,7 @@ OPTIONS = "shards=1"
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite is asked only when the files say so: what they do not tell is not found by chance."""
     monkeypatch.setattr(watching, "ASK_S", LONG_S)
-    monkeypatch.setattr("drivers.log.sqlite._POLL_INTERVAL_MAX_S", 0.002)
+    monkeypatch.setattr("heliograph_drivers.log.sqlite._POLL_INTERVAL_MAX_S", 0.002)
 
 
 @pytest.fixture

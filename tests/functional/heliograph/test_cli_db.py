@@ -197,3 +197,39 @@ def test_db_says_when_a_change_is_stored_and_not_published(
     with open_nb(url) as nb:
         assert f"version {nb.get('port', 'p1').version} " in printed
         assert [change.key for change in nb.db.unpublished()] == ["p1"]
+
+
+def test_a_copy_is_verified(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("verify", "--follow", "0s", code=exits.USAGE)  # there is no database
+    for number in range(3):
+        run("db", "create", "port", f"p{number}", "1", "--topic", "tenant-7")
+    (found,) = run("verify", "--follow", "0s", "--tables", "port", "--topics", "tenant-7/#")
+    assert found["verification"]["is_equal"]
+    assert found["verification"]["objects"] == found["verification"]["values"] == 3
+    table = found["verification"]["tables"]["port"]
+    assert table["copy"] == table["database"]
+
+    verify = LocalCache.verify
+
+    def damaged(cache: LocalCache, **settings: Any) -> Any:
+        entries: Any = cache._core.tables["port"]
+        entries.pop("p1")
+        return verify(cache, **settings)
+
+    monkeypatch.setattr(LocalCache, "verify", damaged)
+    difference, found = run("verify", "--follow", "0s", code=exits.FAILED)
+    assert difference["difference"]["kind"] == "missing"
+    assert difference["difference"]["copy"] is None
+    assert difference["difference"]["database"]["key"] == "p1"
+    assert not found["verification"]["is_equal"]
+    monkeypatch.undo()
+    run("verify", "--topics", "a//b", code=exits.USAGE)
+    run("verify", "--bus", f"zmq://127.0.0.1:{free_port()}", "--timeout", "300ms", code=exits.ENVIRONMENT)
+
+
+def test_a_verification_tells_people_what_differs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["db", "create", "port", "p1", "1", "--topic", "tenant-7", "--db", url])
+    assert main(["verify", "--follow", "10ms", "--db", url]) == exits.OK
+    told = capsys.readouterr()
+    assert "equal: 1 objects as of revision" in told.out
+    assert "following the feed" in told.err

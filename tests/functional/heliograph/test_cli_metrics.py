@@ -21,6 +21,7 @@ import yaml
 
 from heliograph import exits
 from heliograph.main import main
+from nb_api.fleet import FleetObserver
 from nb_api.loading import open_db
 from tests.functional.heliograph.test_cli import PATIENCE_S, Command
 from tests.helpers import documents, scraping
@@ -42,7 +43,7 @@ class Daemon(NamedTuple):
 DAEMONS = {
     "publisher-service": Daemon(
         ("publisher-service", "--config-file", "{directory}/heliograph.conf"),
-        frozenset({"publisher", "publisher_service", "process"}),
+        frozenset({"publisher", "publisher_service", "process", "fleet"}),
     ),
     "durability-service": Daemon(
         ("durability-service", "--bus", "zmq://{directory}/durability", "--node", "n1"),
@@ -106,14 +107,26 @@ def told(directory: pathlib.Path) -> dict[str, Told]:
         running = {}
         for name, daemon in DAEMONS.items():
             words = [word.format(directory=directory) for word in daemon.words]
-            running[name] = stack.enter_context(Command(*words, "--json", "--metrics-address", "0"))
+            telling = ("--metrics-address", "0", "--fleet", f"sqlite://{directory}/objects.db", "--fleet-name", name)
+            running[name] = stack.enter_context(Command(*words, "--json", *telling))
         for name, command in running.items():
             found[name] = _ask_all(name, command)
+        _check_fleet(directory, running)
         for command in running.values():
             command.process.send_signal(signal.SIGTERM)
         codes = {name: command.wait() for name, command in running.items()}
     assert codes == {name: exits.INTERRUPTED if name == "controller" else exits.OK for name in DAEMONS}
     return found
+
+
+def _check_fleet(directory: pathlib.Path, running: dict[str, Command]) -> None:
+    """Every daemon tells of itself in the database, as well."""
+    with contextlib.closing(open_db(f"sqlite://{directory}/objects.db", must_exist=True)) as db:
+        wait_until(lambda: db.reports().keys() == running.keys(), PATIENCE_S, "the reports of all daemons")
+        for member in FleetObserver(db).look().members:
+            assert member.report is not None
+            assert member.report.pid == running[member.name].process.pid
+            assert bool(member.report.copies) == (member.name == "controller")
 
 
 def _ask_all(name: str, command: Command) -> Told:

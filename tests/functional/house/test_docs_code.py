@@ -44,6 +44,8 @@ EXAMPLES = {
     "reconcile_flows.py": "2 flows as wanted",
     "reconcile_flows_aio.py": "99 flows as wanted",
     "api_workers.py": "100 ports of 4 workers",
+    "dragonflow_before.py": "4 flows: ['p0', 'p1', 'p3', 'p4']",
+    "dragonflow_after.py": "4 flows: ['p0', 'p1', 'p3', 'p4']",
 }
 """Example -> what it prints when all went well."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 import pytest
 
@@ -12,9 +14,9 @@ from nb_api import NbApi
 from nb_api.db_api import Change
 from nb_api.writing import direct_way
 from nb_api.writing.after_commit import AfterCommitPublisher
-from nb_api.writing.publishing import PublishRefusal
+from nb_api.writing.publishing import PublishRefusal, ServicePublisher
 from pubsub_api import Event
-from pubsub_api.errors import TransportUnavailable
+from pubsub_api.errors import TransportUnavailable, WaitTimeout
 from tests.helpers.nb_tools import PATIENT_DB, memory_bus, open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
 
@@ -32,6 +34,7 @@ class Publications:
         self.calls: list[tuple[threading.Thread, list[int]]] = []
         self.before_publish: Callable[[], object] = lambda: None
         self.before_flush: Callable[[], object] = lambda: None
+        self.flush_timeouts_s: list[float] = []
 
     def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         self.calls.append((threading.current_thread(), [change.revision for change in changes]))
@@ -39,6 +42,7 @@ class Publications:
         return self._publish(changes)
 
     def flush(self, *, timeout_s: float) -> None:
+        self.flush_timeouts_s.append(timeout_s)
         self.before_flush()
         self._flush(timeout_s=timeout_s)
 
@@ -255,3 +259,60 @@ def test_many_threads_publish_everything_once(nb: NbApi, publications: Publicati
     assert sorted(publications.revisions) == expected
     assert all(revisions == sorted(revisions) for _, revisions in publications.calls)
     assert nb.db.unpublished() == []
+
+
+def test_closing_takes_no_longer_than_publish_timeout_in_all(tmp_path: pathlib.Path) -> None:
+    """With a publisher service that is frozen, say."""
+    nb = open_nb(sqlite_url(tmp_path), memory_bus(), db=PATIENT_DB | {"publish_timeout": 0.5, "confirm_interval": 0.01})
+    publications = Publications(nb)
+
+    def time_out() -> None:
+        raise WaitTimeout("nobody is there")
+
+    publications.before_flush = time_out
+    nb.put("port", "p1", 1, topic="t")
+    wait_until(lambda: publications.flush_timeouts_s, WAIT_S, "a first attempt")
+    before = len(publications.flush_timeouts_s)
+    nb.close()
+    given_s = publications.flush_timeouts_s[before + 1 :]  # one may have been about to begin
+    assert given_s == sorted(given_s, reverse=True)
+    assert all(0 <= timeout_s <= 0.5 for timeout_s in given_s)
+
+
+class HeldUpWorker:
+    """A worker's publisher whose service does not answer."""
+
+    def __init__(self) -> None:
+        self.closed_with: dict[str, float] = {}
+
+    def flush(self, *, timeout_s: float) -> None:
+        raise WaitTimeout(f"not within {timeout_s} s")
+
+    def close(self, **options: float) -> None:
+        self.closed_with = options
+
+
+def test_a_service_that_was_waited_for_in_vain_is_not_waited_for_at_the_end() -> None:
+    worker = HeldUpWorker()
+    publisher = ServicePublisher(worker)  # type: ignore[arg-type]  # it needs no more of it
+    with pytest.raises(WaitTimeout):
+        publisher.flush(timeout_s=0.0)
+    publisher.close()
+    assert worker.closed_with == {"timeout_s": 0.0}
+
+
+def test_a_writer_enters_no_condition(nb: NbApi) -> None:
+    """Its lock instead: `Condition.__enter__` is Python, and an interrupt within it would leave the lock held."""
+    entered: list[str] = []
+
+    def look(frame: FrameType, kind: str, _argument: object) -> None:
+        if kind == "call" and frame.f_code is threading.Condition.__enter__.__code__ and frame.f_back is not None:
+            entered.append(frame.f_back.f_code.co_filename)
+
+    sys.setprofile(look)
+    try:
+        nb.put("port", "p1", 1, topic="t")
+        nb.flush(timeout_s=WAIT_S)
+    finally:
+        sys.setprofile(None)
+    assert [where for where in entered if "/nb_api/writing/" in where or "/drivers/db/" in where] == []

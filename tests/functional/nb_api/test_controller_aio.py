@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nb_api import AsyncController, Request, RequeueAfter, RetryPauses
+from nb_api.aio import Controller, LocalCache, Request, RequeueAfter, RetryPauses
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
 from tests.helpers.scripted_cache import ScriptedCache
 from tests.helpers.waiting import WAIT_S
@@ -20,9 +20,9 @@ from tests.helpers.waiting import WAIT_S
 SOON = RetryPauses(0.001, 0.01)
 
 
-def made(cache: Any, reconcile: Any, **arguments: Any) -> AsyncController:
+def made(cache: Any, reconcile: Any, **arguments: Any) -> Controller:
     arguments = {"interval_min_s": 0.0, "retries": SOON, **arguments}
-    return AsyncController(cache, reconcile, **arguments)
+    return Controller(LocalCache.over(cache), reconcile, **arguments)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -289,4 +289,4 @@ def test_it_needs_a_loop() -> None:
 
     cache: Any = ScriptedCache()
     with pytest.raises(UsageError, match="coroutine"):
-        AsyncController(cache, reconcile)
+        Controller(LocalCache.over(cache), reconcile)

@@ -108,3 +108,60 @@ def test_errors_are_the_same() -> None:
     before = threading.active_count()
     asyncio.run(main())
     wait_until(lambda: threading.active_count() <= before, 60, "all threads to end")
+
+
+def test_the_next_item_within_a_time_and_nothing_is_left_out_by_who_stops_reading() -> None:
+    async def main() -> list[int]:
+        versions: list[int] = []
+        async with aio.open("memory://aio-get") as session, session.subscriber(["#"]) as subscriber:
+            publisher = await session.publisher()
+            await subscriber.wait_ready(timeout_s=60)
+            assert isinstance(await subscriber.get(timeout_s=60), pubsub_api.Resync)
+            assert await subscriber.get(timeout_s=0.01) is None
+            waiting = asyncio.create_task(subscriber.get())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            publisher.send_events(event(number) for number in range(1, 101))
+            while len(versions) < 100:
+                async for item in subscriber:
+                    assert isinstance(item, pubsub_api.Event)
+                    versions.append(item.version)
+                    if item.version % 7 == 0 or item.version == 100:
+                        break
+                if len(versions) < 100:
+                    got = await subscriber.get(timeout_s=60)
+                    assert isinstance(got, pubsub_api.Event)
+                    versions.append(got.version)
+        with pytest.raises(errors.Closed):
+            await subscriber.get()
+        return versions
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == list(range(1, 101))
+
+
+def test_a_loop_that_is_closed_early_holds_up_nobody_and_another_one_reads_on() -> None:
+    with pubsub_api.open("memory://aio-early") as blocking:
+        session = aio.AsyncSession(blocking)
+        loop = asyncio.new_event_loop()
+        subscriber = session.subscriber(["#"])
+        loop.run_until_complete(subscriber.wait_ready(timeout_s=60))
+        waiting = loop.create_task(subscriber.get())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]  asyncio would tell that we did this
+        publisher = blocking.publisher()
+        publisher.send_events([event(1), event(2)])
+
+        async def read_on() -> list[int]:
+            versions: list[int] = []
+            while versions[-1:] != [2]:
+                found = await subscriber.get(timeout_s=60)
+                assert found is not None
+                versions += [found.version] if isinstance(found, pubsub_api.Event) else []
+            assert subscriber.statistics().callback_errors == 0
+            await subscriber.close()
+            return versions
+
+        assert asyncio.run(read_on()) == [1, 2]

@@ -51,7 +51,7 @@ def test_the_installed_source_is_used_when_durability_is_asked_for(local: Domain
     keep(local, publisher, event("k1", 1), event("k2", 2))
     seen: list[pubsub_api.Event] = []
     with open_session(local) as session:
-        with session.subscriber(["orders/#"], seen.append, durability=Durability.PERSISTENT) as subscriber:
+        with session.subscriber(["orders/#"], seen.append, past=Durability.PERSISTENT) as subscriber:
             assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
             assert sorted(one.key for one in seen) == ["k1", "k2"]
             publisher.send_event(event("k1", "live"))
@@ -135,7 +135,7 @@ def test_a_callback_that_raises_on_history_is_counted_and_the_rest_is_delivered(
 
     with (
         open_session(local) as session,
-        session.subscriber(["orders/#"], on_event, durability=Durability.TRANSIENT) as subscriber,
+        session.subscriber(["orders/#"], on_event, past=Durability.TRANSIENT) as subscriber,
     ):
         assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
         assert subscriber.statistics().history_errors == 1
@@ -188,7 +188,7 @@ def test_a_callback_may_close_the_subscriber_while_history_is_delivered(local: D
         closed.set()
 
     with open_session(local) as session:
-        subscribers.append(session.subscriber(["orders/#"], on_event, durability=Durability.TRANSIENT))
+        subscribers.append(session.subscriber(["orders/#"], on_event, past=Durability.TRANSIENT))
         made.set()
         assert closed.wait(TIMEOUT_S)
     publisher.close()
@@ -209,7 +209,7 @@ def test_kinds_of_the_configuration_decide_where_history_comes_from(local: Domai
         seen: list[pubsub_api.Event] = []
         with (
             open_session(local, kinds=kinds) as session,
-            session.subscriber(topics, seen.append, durability=Durability.PERSISTENT) as subscriber,
+            session.subscriber(topics, seen.append, past=Durability.PERSISTENT) as subscriber,
         ):
             assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
             wait_until(lambda: [one.key for one in seen] == expected, TIMEOUT_S, "history")  # noqa: B023
@@ -281,7 +281,7 @@ class Sides:
         """On one side only."""
         self.session.conf.set_override("fellows", [self.services[node].address], group="durability")
         return self.session.subscriber(
-            ["orders/#"], seen.append, on_resync=on_resync, durability=Durability.PERSISTENT,
+            ["orders/#"], seen.append, on_resync=on_resync, past=Durability.PERSISTENT,
             addresses=[self.publishers[node].address],
         )  # fmt: skip
 
@@ -340,7 +340,7 @@ def test_the_asyncio_face_has_history_too(local: Domain) -> None:
         found: list[pubsub_api.Event | pubsub_api.Resync] = []
         async with (
             aio.open(conf=durability_conf(local.url)) as session,
-            session.subscriber(["orders/#"], durability=Durability.PERSISTENT) as subscriber,
+            session.subscriber(["orders/#"], past=Durability.PERSISTENT) as subscriber,
         ):
             assert await subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
             assert subscriber.durability_mismatches() == []
@@ -359,11 +359,11 @@ def test_the_asyncio_face_has_history_too(local: Domain) -> None:
 def test_frames_have_no_history(local: Domain) -> None:
     def on_frames(_deliveries: Sequence[Any]) -> None: ...
 
-    with pytest.raises(UsageError, match="frames have no history"):
-        local.session.subscriber(["a"], on_frames=on_frames, durability=Durability.TRANSIENT)
+    with pytest.raises(UsageError, match="neither groups nor kept history"):
+        local.session.frames(["a"], on_frames, past=Durability.TRANSIENT)  # type: ignore[arg-type]
 
 
 def test_a_source_that_is_not_installed_is_named(local: Domain) -> None:
     conf = fast_conf(local.url, history_source="nowhere")
     with pubsub_api.open(conf=conf) as session, pytest.raises(DriverNotFound, match="no history source .* 'nowhere'"):
-        session.subscriber(["a"], print, durability=Durability.TRANSIENT)
+        session.subscriber(["a"], print, past=Durability.TRANSIENT)

@@ -295,7 +295,7 @@ def test_history_comes_in_order_before_live_events(
     publisher.send_events([event(3), event(4), event(5)])
     publisher.flush(timeout_s=20)
     subscriber = bus.session().subscriber(
-        ["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(publisher), history=history
+        ["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(publisher), past=history
     )
     subscriber.wait_ready(timeout_s=20)
     publisher.send_event(event(6))
@@ -313,7 +313,7 @@ def test_history_since_a_time(bus: Bus, consumer: Consumer) -> None:
     wait_until(lambda: len(witness.events) == 4, 20, "the witness")
     since = witness.events[2].timestamp
     subscriber = bus.session().subscriber(
-        ["#"], consumer.on_event, addresses=bus.addresses(publisher), history=pubsub_api.History(since=since)
+        ["#"], consumer.on_event, addresses=bus.addresses(publisher), past=pubsub_api.History(since=since)
     )
     subscriber.wait_ready(timeout_s=20)
     publisher.send_event(event(5))

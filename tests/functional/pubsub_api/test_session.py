@@ -11,13 +11,13 @@ import weakref
 
 import msgspec
 import pytest
-from pubsub_api.core.replies import Head
 
 import pubsub_api
 from pubsub_api import errors
 from pubsub_api.core import frame as frames
-from pubsub_api.core import replies
 from pubsub_api.core.events import decode_events, encode_event
+from pubsub_api.core.sending import replies
+from pubsub_api.core.sending.replies import Head
 from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.ports import free_port
 from tests.functional.conftest import Bus, Consumer, event
@@ -144,6 +144,31 @@ def test_a_filter_can_be_added_and_removed_while_it_runs(bus: Bus, consumer: Con
     assert subscriber.statistics().lost == 0
 
 
+def test_the_next_event_within_a_time(bus: Bus) -> None:
+    publisher = bus.session().publisher()
+    subscriber = bus.session().subscriber(["#"], addresses=bus.addresses(publisher))
+    subscriber.wait_ready(timeout_s=20)
+    assert subscriber.get(timeout_s=0.01) is None
+    publisher.send_events([event(number) for number in range(1, 7)])
+    first = subscriber.get(timeout_s=60)
+    assert first is not None
+    assert first.version == 1
+    for second in subscriber:
+        assert second.version == 2
+        break  # what is left of the batch is for whoever reads next
+    rest = [subscriber.get(timeout_s=60) for _ in range(4)]
+    assert [found.version for found in rest if found is not None] == [3, 4, 5, 6]
+
+
+def test_closing_ends_a_wait_for_the_next_event(bus: Bus) -> None:
+    subscriber = bus.session().subscriber(["#"], addresses=bus.addresses(bus.session().publisher()))
+    threading.Timer(0.01, subscriber.close).start()
+    with pytest.raises(errors.Closed):
+        subscriber.get()
+    with pytest.raises(errors.Closed):
+        subscriber.get(timeout_s=60)
+
+
 def test_iterating_yields_events_and_ends_at_close(bus: Bus) -> None:
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(["#"], addresses=bus.addresses(publisher))
@@ -162,8 +187,8 @@ def test_iterating_yields_events_and_ends_at_close(bus: Bus) -> None:
 def test_frames_are_handed_over_whole_and_undecoded_to_who_asks_for_them(bus: Bus, consumer: Consumer) -> None:
     publisher = bus.session().publisher()
     taken: list[tuple[bytes, frames.Header, int]] = []
-    subscriber = bus.session().subscriber(
-        ["a/#"], on_frames=taken.extend, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
+    subscriber = bus.session().frames(
+        ["a/#"], taken.extend, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
     )
     subscriber.wait_ready(timeout_s=20)
     publisher.send_events(event(number, "a/b") for number in range(1, 2001))

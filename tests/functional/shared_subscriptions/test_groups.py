@@ -283,7 +283,7 @@ def test_what_one_member_acknowledged_is_not_repeated_to_the_next(
     with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=0.1) as one:
         source.publish(TOPICS[0], 20, keys=20)
         wait_until(lambda: len(one.events) == 20, PATIENCE_S, "all twenty")
-        assert one.subscriber.ack(one.events[7])
+        assert one.subscriber.acknowledge(one.events[7])
     with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=0.1) as two:
         wait_until(lambda: len(two.events) == 19, PATIENCE_S, "all but one")
         assert two.got() == one.got() - {(TOPICS[0], one.events[7].version)}

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import durable_log
+import pubsub_api
 from durable_log import LogApi
 from pubsub_api import aio
 from pubsub_api.errors import Closed, UsageError
@@ -119,9 +120,9 @@ def test_events_are_settled_by_hand(url: str, log: LogApi) -> None:
             async for event in subscriber:
                 seen.append((event.version, event.attempt))
                 if event.version == 2 and event.attempt == 1:
-                    await subscriber.nack(event, delay_s=0.0)
+                    await subscriber.refuse(event, delay_s=0.0)
                     continue
-                assert subscriber.ack(event)
+                assert subscriber.acknowledge(event)
                 if event.version == 3:
                     break
             assert subscriber.statistics().acknowledged == 3
@@ -175,3 +176,35 @@ def test_a_session_of_coroutines_has_groups_of_its_own_face(url: str) -> None:
                 return found
 
     assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == [1, 2, 3]
+
+
+def test_a_session_joins_a_group_and_a_cancelled_get_takes_nothing_away(url: str, tmp_path: pathlib.Path) -> None:
+    async def main() -> list[int]:
+        async with (
+            aio.open(f"memory://{tmp_path.name}", log=url) as session,
+            await session.group("billing", "tenant-7/#", auto_ack=False) as one,
+        ):
+            await one.wait_ready(timeout_s=PATIENCE_S)
+            waiting = asyncio.create_task(one.get())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await one.get(timeout_s=0.01) is None
+            publisher = await session.publisher()
+            for number in (1, 2, 3):
+                publisher.send_event(pubsub_api.Event(topic=TOPIC, table="", key="k", action="set", version=number))
+            seen: list[int] = []
+            while len(seen) < 3:
+                event = await one.get(timeout_s=PATIENCE_S)
+                assert event is not None
+                assert one.extend(event)
+                if event.version == 2 and event.attempt == 1:
+                    await one.refuse(event, delay_s=0.0)
+                else:
+                    assert one.acknowledge(event)
+                    seen.append(event.version)
+            assert one.statistics().acknowledged == 3
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == [1, 2, 3]

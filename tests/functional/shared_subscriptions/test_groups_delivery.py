@@ -68,10 +68,10 @@ def test_without_automatic_acknowledgement_one_event_of_a_key_is_out_at_a_time(u
         source.publish(TOPIC, 6, keys=2)
         wait_until(lambda: len(member.events) == 2, PATIENCE_S, "one event of each key")
         assert sorted(numbers(member)) == [1, 2]
-        assert member.subscriber.ack(member.events[0])
+        assert member.subscriber.acknowledge(member.events[0])
         wait_until(lambda: len(member.events) == 3, PATIENCE_S, "the next of that key")
         assert member.events[2].key == member.events[0].key
-        assert not member.subscriber.ack(member.events[0])
+        assert not member.subscriber.acknowledge(member.events[0])
         assert member.subscriber.statistics().late == 1
 
 
@@ -80,15 +80,15 @@ def test_a_refused_event_comes_again_after_its_delay(url: str, source: Source) -
         source.publish(TOPIC, 1)
         wait_until(lambda: len(member.events) == 1, PATIENCE_S, "the event")
         before = time.monotonic()
-        member.subscriber.nack(member.events[0], delay_s=0.3)
+        member.subscriber.refuse(member.events[0], delay_s=0.3)
         wait_until(lambda: len(member.events) == 2, PATIENCE_S, "the event again")
         assert time.monotonic() - before >= 0.3
         assert member.events[1].attempt == 2
-        assert member.subscriber.ack(member.events[1])
+        assert member.subscriber.acknowledge(member.events[1])
         with pytest.raises(UsageError):
-            member.subscriber.nack(member.events[1], delay_s=-1)
+            member.subscriber.refuse(member.events[1], delay_s=-1)
         with pytest.raises(NotAGroupEvent):
-            member.subscriber.ack(pubsub_api.Event(table="", key="", action="set"))  # type: ignore[arg-type]
+            member.subscriber.acknowledge(pubsub_api.Event(table="", key="", action="set"))  # type: ignore[arg-type]
 
 
 def test_iterating_acknowledges_when_the_next_event_is_asked_for(url: str, log: LogApi, source: Source) -> None:
@@ -452,7 +452,9 @@ def test_a_session_makes_members_and_its_leader_records_the_bus(url: str, tmp_pa
     seen: list[int] = []
     with pubsub_api.open(conf=conf) as session:  # type: ignore[arg-type]
         publisher = session.publisher()
-        with session.subscriber([SHARED], lambda event: seen.append(event.version), member="one") as subscriber:
+        with session.group(
+            "billing", "tenant-7/#", lambda event: seen.append(event.version), member="one"
+        ) as subscriber:
             subscriber.wait_ready(timeout_s=PATIENCE_S)
             for number in range(1, 101):
                 publisher.send_event(
@@ -465,7 +467,7 @@ def test_a_session_makes_members_and_its_leader_records_the_bus(url: str, tmp_pa
         with pytest.raises(UsageError):
             session.subscriber([SHARED, "tenant-7/#"])
         with pytest.raises(UsageError):
-            session.subscriber([SHARED], on_frames=print)
+            session.frames([SHARED], print)
 
 
 def test_names_on_the_wire_are_those_of_the_specification() -> None:

@@ -9,7 +9,9 @@ import time
 import pytest
 
 import durable_log
+import pubsub_api
 from durable_log import LogApi
+from pubsub_api.errors import Closed
 from shared_subscriptions import GroupEvent, GroupSubscriber, groups
 from shared_subscriptions.core.settings import LeaseSettings
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source, groups_conf
@@ -114,9 +116,9 @@ def test_what_a_program_does_not_settle_comes_again(url: str, source: Source) ->
         source.publish(TOPIC, 1)
         wait_until(lambda: len(member.events) >= 2, PATIENCE_S, "it again")
         assert [seen.attempt for seen in member.seen[:2]] == [1, 2]
-        assert not member.subscriber.ack(member.events[0])
+        assert not member.subscriber.acknowledge(member.events[0])
         # The newest one is accepted in time; should this thread stand still for that long, there is a newer one.
-        wait_until(lambda: member.subscriber.ack(member.events[-1]), PATIENCE_S, "it to be done")
+        wait_until(lambda: member.subscriber.acknowledge(member.events[-1]), PATIENCE_S, "it to be done")
 
 
 def test_closing_does_not_wait_for_a_handler_that_hangs(url: str, source: Source) -> None:
@@ -211,3 +213,44 @@ def test_progress_reported_while_a_dead_letter_is_written_leaves_the_rest_of_the
         wait_until(lambda: len(seen) == 10, PATIENCE_S, "the rest of the batch")
         wait_until(lambda: subscriber.statistics().acknowledged == 9, PATIENCE_S, "its end")
         assert subscriber.statistics().waiting == 0
+
+
+def test_a_program_gets_settles_and_extends_one_event_after_the_other(url: str, tmp_path: pathlib.Path) -> None:
+    with pubsub_api.open(f"memory://{tmp_path.name}", log=url) as session:
+        with session.group("work", "jobs/#", ordered=False, auto_ack=False) as member:
+            assert member.get(timeout_s=0) is None
+            member.wait_ready(timeout_s=PATIENCE_S)
+            publisher = session.publisher()
+            for number in (1, 2):
+                publisher.send_event(pubsub_api.Event(topic="jobs/a", table="", key=f"k{number}", action="set"))
+            first = member.get(timeout_s=PATIENCE_S)
+            assert first is not None
+            assert member.extend(first)
+            member.refuse(first, delay_s=0.0)
+            assert not member.extend(first), "it is not with the program any more"
+            left = {"k1": 1, "k2": 1}
+            attempts = {first.key: 1}
+            while left:
+                event = member.get(timeout_s=PATIENCE_S)
+                assert event is not None
+                attempts[event.key] = event.attempt
+                assert member.acknowledge(event)
+                left.pop(event.key)
+            assert attempts[first.key] == 2
+        with pytest.raises(Closed):
+            member.get()
+
+
+def test_what_was_got_last_is_acknowledged_by_the_next_get_and_goes_back_at_the_end(
+    url: str, log: LogApi, source: Source, tmp_path: pathlib.Path
+) -> None:
+    with pubsub_api.open(f"memory://{tmp_path.name}", log=url) as session:
+        with session.group("billing", "tenant-7/#") as member:
+            member.wait_ready(timeout_s=PATIENCE_S)
+            source.publish(TOPIC, 3, keys=1)
+            got = [member.get(timeout_s=PATIENCE_S) for _ in range(2)]
+            assert [event.version for event in got if event is not None] == [1, 2]
+        with session.group("billing", "tenant-7/#") as member:
+            again = member.get(timeout_s=PATIENCE_S)
+            assert again is not None
+            assert again.version == 2

@@ -116,7 +116,7 @@ def test_a_program_that_acknowledges_has_a_bounded_number_of_jobs(url: str, log:
     with Member(url, [QUEUE], auto_ack=False, queue_in_flight=5, unsubscribe_timeout=0.1) as member:
         wait_until(lambda: len(member.events) == 5, PATIENCE_S, "five jobs")
         for done in range(5):
-            assert member.subscriber.ack(member.events[done])
+            assert member.subscriber.acknowledge(member.events[done])
             wait_until(lambda done=done: len(member.events) >= 6 + done, PATIENCE_S, "another one")
         unsettled = len(member.events) - 5
         assert unsettled == 5

@@ -130,7 +130,7 @@ def test_a_leader_whose_records_are_too_large_stores_what_they_hold_and_goes_on(
         source.publish(TOPIC, 2000, keys=2000, per_frame=1000)
         wait_until(lambda: len(member.events) == 2000, PATIENCE_S, "all events")
         for event in member.events[1::2]:
-            assert member.subscriber.ack(event)
+            assert member.subscriber.acknowledge(event)
         counter = "records_cut" if lanes == 1 else "grants"
         status = wait_until(
             lambda: found if (found := groups.show(log, "billing").status) and found.counters.get(counter) else None,
@@ -138,7 +138,7 @@ def test_a_leader_whose_records_are_too_large_stores_what_they_hold_and_goes_on(
         )  # fmt: skip
         assert status.is_cut == (lanes > 1)
         for event in member.events[::2]:
-            assert member.subscriber.ack(event)
+            assert member.subscriber.acknowledge(event)
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         source.publish(TOPIC, 1)
         wait_until(lambda: len(member.events) == 2001, PATIENCE_S, "one more event")

@@ -98,7 +98,7 @@ def test_a_bus_ends_with_its_last_holder() -> None:
 
 
 def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr("heliograph_drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
     with staged(make_driver()) as stage:
         speaker = stage.publisher()
         receiver = BlockedReceiver()
@@ -118,7 +118,7 @@ def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_frame_that_can_never_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr("heliograph_drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
     with staged(make_driver()) as stage:
         speaker = stage.publisher()
         listener = stage.subscriber("t")
@@ -265,7 +265,7 @@ def test_a_query_says_how_many_will_answer(stage: Stage) -> None:
 
 def test_the_number_of_buses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [memory_bus(f"bound-{number}") for number in range(3)]
-    monkeypatch.setattr("drivers.pubsub.memory.bus.BUSES_MAX", len(held))
+    monkeypatch.setattr("heliograph_drivers.pubsub.memory.bus.BUSES_MAX", len(held))
     with staged(make_driver("memory://one-too-many")) as stage:
         publisher = stage.unopened_publisher()
         with pytest.raises(LimitReached, match="a process may have"):
@@ -273,7 +273,7 @@ def test_the_number_of_buses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_number_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivers.pubsub.memory.bus.ENDPOINTS_MAX", 2)
+    monkeypatch.setattr("heliograph_drivers.pubsub.memory.bus.ENDPOINTS_MAX", 2)
     with staged(make_driver()) as stage:
         stage.publisher()
         listener = stage.subscriber("t")

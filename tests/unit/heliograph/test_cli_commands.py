@@ -58,7 +58,7 @@ def test_a_driver_without_its_library_is_listed_with_what_to_install(
     problem = DriverDependencyMissing("driver 'zmq' needs pyzmq: pip install 'heliograph[zmq]'")
     found = {
         "memory": loading.available_drivers()["memory"],
-        "zmq": loading.DriverStatus("drivers.pubsub.zmq:ZmqPubSub", problem=problem),
+        "zmq": loading.DriverStatus("heliograph_drivers.pubsub.zmq:ZmqPubSub", problem=problem),
     }
     monkeypatch.setattr(loading, "available_drivers", lambda: found)
     assert main.main(["drivers"]) == exits.OK

@@ -27,11 +27,12 @@ def test_commits_are_compared_with_sqlite_alone(monkeypatch: pytest.MonkeyPatch)
 def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy() -> None:
     outcome = service.measure(PLAN, "zmq")
     assert [row["lost"] for row in outcome.rows] == [0, 0, 0]
-    assert {check.target.name for check in outcome.checks} == {"received", "applied", "lost"}
+    assert {check.target.name for check in outcome.checks} == {"received", "applied", "p50", "lost"}
 
 
 def test_a_copy_with_indexes_is_measured_and_right() -> None:
     outcome = controller.measure(PLAN, "zmq")
-    assert [row["objects"] for row in outcome.rows] == [1000]
-    assert {check.target.name for check in outcome.checks} == {"memory", "look-up", "changes", "wrong"}
-    assert next(check.measured for check in outcome.checks if check.target.name == "wrong") == 0
+    assert [row["objects"] for row in outcome.rows] == [1000, 1000]
+    measured = {check.target.name: check.measured for check in outcome.checks}
+    assert measured.keys() == {"memory", "look-up", "changes", "wrong", "verify", "differences"}
+    assert (measured["wrong"], measured["differences"]) == (0, 0)

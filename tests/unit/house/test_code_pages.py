@@ -16,6 +16,7 @@ import nb_api.cache.local_cache
 import nb_api.controller.statistics
 import nb_api.coordination.discovery
 import nb_api.coordination.election
+import nb_api.fleet
 import pubsub_api.publishing.multiproc
 from pubsub_api.runtime.durations import DurationHistogram
 from tests.helpers import code_map, documents
@@ -152,6 +153,7 @@ def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
         nb_api.coordination.election.ElectionStatistics,
         nb_api.coordination.discovery.RegistrationStatistics,
         nb_api.coordination.discovery.DirectoryStatistics,
+        nb_api.fleet.FleetReporterStatistics,
         pubsub_api.publishing.multiproc.WorkerStatistics,
     ],
 )

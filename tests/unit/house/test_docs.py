@@ -266,6 +266,8 @@ def test_classes_that_are_named_exist() -> None:
         node.name for tree in code_map.trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     }
     for page in documents.pages():
+        if str(page) == code_map.NAMES:
+            continue  # made of the names themselves, types for annotations too
         for span in documents.spans(page):
             if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", span):
                 assert span in known, f"{page}: {span}"

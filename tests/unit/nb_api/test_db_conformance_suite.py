@@ -69,7 +69,7 @@ class SleepyDb(RightDb):
 
 
 class UnselectiveDb(RightDb):
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, **_: Any) -> Snapshot:
         found: Snapshot = super().snapshot(tables, None if topics is None else ["#"])
         return found
 
@@ -77,7 +77,7 @@ class UnselectiveDb(RightDb):
 class FuzzySnapshotDb(RightDb):
     """A snapshot whose revision is read before its transaction begins."""
 
-    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None, **_: Any) -> Snapshot:
         revision = self.revision()
         found: Any = super().snapshot(tables, topics)
         found._revision = max(0, revision - 1)

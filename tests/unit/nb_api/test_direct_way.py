@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from nb_api.db_api import Change
-from nb_api.writing.direct_way import BYTES_MAX, CHANGES_MAX, SLOW_PAUSE_S, SLOW_S, DirectWay, Load, load_of
+from nb_api.writing.direct_way import (
+    BYTES_MAX,
+    CHANGES_MAX,
+    SLOW_PAUSE_S,
+    SLOW_S,
+    DirectWay,
+    Load,
+    load_of,
+)
 
 ONE = Load(1, 200)
 
@@ -35,10 +43,10 @@ def test_a_failure_ends_it_until_a_flush_succeeds() -> None:
 
 def test_so_many_changes_fit_between_two_flushes() -> None:
     way = proven()
-    for _ in range(CHANGES_MAX):
-        assert way.is_free(Load(1, 1), 0.0)
-        way.published(Load(1, 1), begun=0.0, now=0.0)
-    assert not way.is_free(Load(1, 1), 0.0)
+    for second in range(CHANGES_MAX):
+        assert way.is_free(Load(1, 1), float(second))
+        way.published(Load(1, 1), begun=float(second), now=float(second))
+    assert not way.is_free(Load(1, 1), float(CHANGES_MAX))
     assert way.is_full
 
 

@@ -154,6 +154,52 @@ class TestOneCandidate:
         assert not core.is_leader(LEASE_S / 2)
         assert core.leader == "admin"
 
+    def test_a_renewal_that_is_refused_ends_the_lead_at_once(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        now = core.due(1)
+        call = core.next_call(now)
+        assert call is not None
+        assert call.kind == "set"
+        core.refused(now)
+        assert not core.is_leader(now)
+
+    def test_an_attempt_that_is_carried_out_after_a_later_one_began_counts_from_when_it_began(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 0)
+        late: list[tuple[float, DatabaseCall]] = []
+        now = 0.0
+        while len(late) < 2:
+            now = core.due(now)
+            call = core.next_call(now)
+            assert call is not None
+            if call.kind == "look":
+                answer(core, store, call, now)
+            else:
+                late.append((now, call))
+                core.failed(now)
+        begun, first = late[0]
+        assert store.do(first) is not None
+        now = core.due(now)
+        call = core.next_call(now)
+        assert call == DatabaseCall("look")
+        answer(core, store, call, now)
+        assert core.lead_ends(now) == begun + HOLDER_PART * LEASE_S
+
+    def test_a_lease_of_its_own_from_an_attempt_that_it_has_forgotten_must_be_won_again(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 0)
+        now = core.due(0)
+        assert core.next_call(now) is not None
+        core.failed(now)
+        now = core.due(now)
+        assert core.next_call(now) == DatabaseCall("look")
+        core.found(77, {**store.value, "attempt": -1}, now)
+        assert not core.is_leader(now)
+        call = core.next_call(now)
+        assert call is not None
+        assert (call.kind, call.expected_version) == ("set", 77)
+
     def test_a_lease_that_was_deleted_is_won_again(self) -> None:
         core, store = candidate("a"), Store()
         run(core, store, 0, 1)

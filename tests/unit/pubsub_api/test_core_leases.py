@@ -52,11 +52,49 @@ class TestWrites:
         assert writes.renewed_at == 1.0
         assert writes.settle(0, 8) == "overtaken"
 
+    def test_a_write_that_is_done_leaves_no_doubt_about_those_before(self) -> None:
+        writes = LeaseWrites()
+        writes.begin("first", 1.0)
+        writes.unknown()
+        writes.begin("second", 2.0)
+        writes.done(8)
+        assert not writes.is_uncertain
+
+    def test_a_record_that_is_gone_was_written_by_nobody(self) -> None:
+        writes = LeaseWrites()
+        writes.begin("first", 1.0)
+        writes.unknown()
+        assert writes.settle("first", 0) == "not done"
+        assert writes.renewed_at == -math.inf
+
+    def test_writes_that_look_the_same_count_from_the_last_of_them(self) -> None:
+        writes = LeaseWrites()
+        for now in (1.0, 2.0):
+            writes.begin("again", now)
+        writes.done(7)
+        assert writes.renewed_at == 2.0
+
+    def test_a_lease_is_not_renewed_by_what_is_only_begun(self) -> None:
+        writes = LeaseWrites()
+        writes.begin("first", 1.0)
+        writes.done(7)
+        writes.begin("second", 2.0)
+        assert (writes.version, writes.renewed_at) == (7, 1.0)
+        writes.unknown()
+        assert (writes.version, writes.renewed_at) == (7, 1.0)
+
 
 class TestProgress:
     def test_it_counts_while_the_version_is_the_same(self) -> None:
         progress = LeaseProgress()
         for now, version, idle_s in ((0, 1, 0), (3, 1, 3), (5, 1, 5), (6, 2, 0), (9, 2, 3)):
+            progress.observe({"k": version}, now)
+            assert progress.idle_s("k") == idle_s
+
+    def test_a_version_that_goes_back_is_a_sign_of_life_too(self) -> None:
+        """The database was restored from a copy, and the holder goes on from there."""
+        progress = LeaseProgress()
+        for now, version, idle_s in ((0, 7, 0), (3, 7, 3), (5, 2, 0), (6, 2, 1)):
             progress.observe({"k": version}, now)
             assert progress.idle_s("k") == idle_s
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import pubsub_api
-from pubsub_api import Durability, Event, HistoryOutcome, HistorySource, Mismatch
+from pubsub_api import Event, HistoryOutcome, HistorySource, Mismatch
 from pubsub_api import session as sessions
 from pubsub_api.errors import Closed
 from pubsub_api.subscribing.history import OnChange, OnPage
@@ -67,8 +67,7 @@ class Rig:
         self.seen: list[Event] = []
         self.told: list[pubsub_api.Resync] = []
         self.subscriber = self.session.subscriber(
-            ["t"], self.seen.append, on_resync=self.told.append, durability=Durability.TRANSIENT,
-            history_source=self.source,
+            ["t"], self.seen.append, on_resync=self.told.append, past=self.source,
         )  # fmt: skip
         self.subscriber.wait_ready(timeout_s=TIMEOUT_S)
 
@@ -208,7 +207,7 @@ def test_a_callback_may_close_the_subscriber_while_the_other_way_waits(is_live: 
             subscriber.close()
             closed.set()
 
-        subscriber = session.subscriber(["t"], on_event, durability=Durability.TRANSIENT, history_source=source)
+        subscriber = session.subscriber(["t"], on_event, past=source)
         subscriber.wait_ready(timeout_s=TIMEOUT_S)
         publisher = session.publisher()
         if is_live:
@@ -232,7 +231,7 @@ def test_a_callback_may_close_the_subscriber_while_the_other_way_waits(is_live: 
 def test_who_iterates_and_stops_is_not_waited_for() -> None:
     with pubsub_api.open(conf=fast_conf(f"memory://{uuid.uuid4().hex}")) as session:
         source = Script()
-        subscriber = session.subscriber(["t"], durability=Durability.TRANSIENT, history_source=source)
+        subscriber = session.subscriber(["t"], past=source)
         for number in range(200):  # more pages than wait for somebody who does not come
             source.steps.put([event(f"k{number}", number, 1)])
         first = next(iter(subscriber))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import InvalidTopic, UndecodableBody, UsageError
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
@@ -26,10 +28,9 @@ from shared_subscriptions.core.consuming.borrower import (
 )
 from shared_subscriptions.core.consuming.partitions import DeliveryCounters, PartitionDelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
-from shared_subscriptions.core.events import GroupEvent, PartitionPlace
+from shared_subscriptions.core.events import PartitionPlace
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
 from shared_subscriptions.core.leading.partitions import TRANSITIONS, GrantCause, GrantStatus, PartitionInfo
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, covers
@@ -392,10 +393,17 @@ def test_late_and_repeated_messages_change_nothing() -> None:
     assert made.ignored == 2
 
 
-def leader(status: GrantStatus = GrantStatus.ABSENT, *, now: float = 0.0) -> Leader:
+def leader(
+    status: GrantStatus = GrantStatus.ABSENT, *, now: float = 0.0, renewed_at: Callable[[], float] = lambda: 1e9
+) -> Leader:
     """A leader with one member ``b`` and one partition 0 that is in this status with it."""
     made = Leader(
-        7, LeaderSettings(lease=LEASE), Declaration("g", "#", "shared", 1, (0,) * 12), {}, now=now, held_until=1e9
+        7,
+        LeaderSettings(lease=LEASE),
+        Declaration("g", "#", "shared", 1, (0,) * 12),
+        {},
+        now=now,
+        renewed_at=renewed_at,
     )
     made.on_message(m.Connect(borrower="b", seq=1, name="name"), now)
     made.on_partitions({0: PartitionInfo(0, 10)}, now)
@@ -496,10 +504,10 @@ def test_a_silent_leader_hears_and_says_nothing() -> None:
 
 
 def test_who_was_not_heard_is_not_renewed_with_the_others_until_it_has_said_it_again() -> None:
-    made = leader(GrantStatus.GRANTED)
-    made._held_until = 2.0
+    renewed_at = 2.0 - LEASE.leader_hold_s
+    made = leader(GrantStatus.GRANTED, renewed_at=lambda: renewed_at)
     made.on_message(to_leader(m.UpdateProgress, made, "b"), 3.0)
-    made.renewed(3.0)
+    renewed_at = 3.0
     assert not made.hear_of("b", 3.1)
     made.on_message(m.Ping(borrower="b", seq=97, ends={0: 10}), 3.2)  # which no reports follow
     assert not made.hear_of("b", 3.2)
@@ -531,62 +539,6 @@ def test_members_that_come_in_a_pack_cause_one_assignment() -> None:
     made.poll(0.2)
     assert made.counters["grants"] == 12
     assert made.counters["revokes"] == 0
-
-
-# -- who leads
-
-
-def seen(candidate: str, version: int, *, is_vacant: bool = False) -> SeenRecord:
-    return SeenRecord(LeaderRecord(id=candidate, beat=version, is_vacant=is_vacant), version)
-
-
-def test_a_record_that_does_not_change_is_claimed_after_the_claim_time_and_not_before() -> None:
-    made = Candidate(LeaderRecord(id="me"), LEASE)
-    made.observed(seen("other", 5), 0.0)
-    made.observed(seen("other", 5), 19.9)
-    assert not made.wants_to_claim(19.9)
-    made.observed(seen("other", 6), 19.9)
-    assert not made.wants_to_claim(39.0)
-    assert made.wants_to_claim(39.9)
-    assert made.claim(39.9).expected == 6
-
-
-@pytest.mark.parametrize("found", [None, seen("other", 3, is_vacant=True)])
-def test_a_place_that_is_free_is_claimed_at_once(found: SeenRecord | None) -> None:
-    made = Candidate(LeaderRecord(id="me"), LEASE)
-    made.observed(found, 0.0)
-    assert made.wants_to_claim(0.0)
-    made.claim(0.0)
-    made.written(9)
-    assert (made.role, made.epoch) == (CandidateRole.LEADING, 9)
-    made.renewal(1.0)
-    made.written(10)
-    assert made.epoch == 9
-    assert made.renewed_at == 1.0
-
-
-def test_a_leader_whose_record_was_changed_is_deposed() -> None:
-    made = Candidate(LeaderRecord(id="me"), LEASE)
-    made.observed(None, 0.0)
-    made.claim(0.0)
-    made.written(9)
-    made.observed(seen("other", 10), 1.0)
-    assert made.role is CandidateRole.WATCHING
-    assert made.leader is not None
-    assert made.leader.id == "other"
-
-
-@pytest.mark.parametrize("has_happened", [True, False])
-def test_a_write_of_unknown_outcome_is_settled_by_reading(has_happened: bool) -> None:
-    made = Candidate(LeaderRecord(id="me"), LEASE)
-    made.observed(None, 0.0)
-    claim = made.claim(0.0)
-    made.unknown()
-    assert made.role is CandidateRole.UNCERTAIN
-    assert not made.wants_to_claim(1.0)
-    made.observed(SeenRecord(claim.record, 4) if has_happened else None, 1.0)
-    assert made.role is (CandidateRole.LEADING if has_happened else CandidateRole.WATCHING)
-    assert made.epoch == (4 if has_happened else 0)
 
 
 @pytest.mark.parametrize("decode", [candidates.decode, declarations.decode, m.decode_to_leader, m.decode_to_borrower])

@@ -20,7 +20,7 @@ SETTINGS = LeaderSettings(lease=LEASE, rebalance_delay_s=0.0)
 
 def queue(end: int, *members: str, portions: int = 2) -> QueueLeader:
     """A leader of a queue with one shard, whose members have what they get at once."""
-    made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, held_until=1e9)
+    made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, renewed_at=lambda: 1e9)
     for member in members:
         made.on_message(m.Connect(borrower=member, seq=1, name=member, portions=portions), 0.0)
     made.on_partitions({0: PartitionInfo(0, end)}, 0.0)
@@ -65,7 +65,7 @@ def test_a_burst_is_spread_event_by_event_over_all_members() -> None:
 
 
 def test_nobody_is_told_of_a_portion_before_its_lease_is_stored() -> None:
-    made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, held_until=1e9)
+    made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, renewed_at=lambda: 1e9)
     made.on_message(m.Connect(borrower="a", seq=1, name="a"), 0.0)
     made.on_partitions({0: PartitionInfo(0, 1)}, 0.0)
     made.poll(0.0)
@@ -123,7 +123,7 @@ def test_members_that_have_time_bring_the_news() -> None:
 
 
 def test_owners_of_partitions_hear_that_the_log_has_grown() -> None:
-    made = Leader(7, SETTINGS, Declaration("g", "#", "shared", 1, (0, 0)), {}, now=0.0, held_until=1e9)
+    made = Leader(7, SETTINGS, Declaration("g", "#", "shared", 1, (0, 0)), {}, now=0.0, renewed_at=lambda: 1e9)
     for member in ("a", "b"):
         made.on_message(m.Connect(borrower=member, seq=1, name=member), 0.0)
     made.on_partitions({0: PartitionInfo(0, 1), 1: PartitionInfo(0, 1)}, 0.0)
@@ -143,7 +143,9 @@ def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> Non
     record, deaths, poison = None, 0, 700
     while True:
         stored = {} if record is None else {0: record}
-        made = Leader(deaths + 1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), stored, now=0.0, held_until=1e9)
+        made = Leader(
+            deaths + 1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), stored, now=0.0, renewed_at=lambda: 1e9
+        )
         made.on_message(m.Connect(borrower=f"b{deaths}", seq=1, name="b"), 0.0)
         made.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
         seq = 1
@@ -166,14 +168,16 @@ def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> Non
 
 
 def test_a_member_that_comes_back_under_another_life_is_not_taken_for_dead() -> None:
-    before = Leader(1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {}, now=0.0, held_until=1e9)
+    before = Leader(1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {}, now=0.0, renewed_at=lambda: 1e9)
     before.on_message(m.Connect(borrower="b1", seq=1, name="b"), 0.0)
     before.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
     before.poll(1.0)
     (record,) = before.store.changes()[0].values()
     assert record.leases == (Lease("b1", 0, -1),)
     for former, until in (("b1", -1), ("", redelivery.PIECES[0])):
-        after = Leader(2, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {0: record}, now=0.0, held_until=1e9)
+        after = Leader(
+            2, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {0: record}, now=0.0, renewed_at=lambda: 1e9
+        )
         after.on_message(m.Connect(borrower="b2", seq=1, name="b", former=former), 0.0)
         after.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
         after.poll(1.0)

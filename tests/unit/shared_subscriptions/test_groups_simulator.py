@@ -9,7 +9,7 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.leading.candidate import Candidate, Claim
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import GroupMember
+from shared_subscriptions.core.leading.members import ConnectedMember
 from shared_subscriptions.core.leading.partitions import Partition, QueuePortion
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
@@ -35,14 +35,14 @@ def test_faults_really_happen() -> None:
 class GivesAwayTooEarly(Leader):
     """Frees the partitions of a member before its lease has ended there."""
 
-    def _renew(self, member: GroupMember, now: float) -> None:
+    def _renew(self, member: ConnectedMember, now: float) -> None:
         member.expires = now + 0.5 * self._settings.lease.holder_lease_s
 
 
 class ForgetsProgress(Leader):
     """Grants partitions from their beginning."""
 
-    def _grant(self, partition: Partition, member: GroupMember, now: float) -> None:
+    def _grant(self, partition: Partition, member: ConnectedMember, now: float) -> None:
         partition.reset(partition.generation, 0)
         super()._grant(partition, member, now)
 
@@ -76,7 +76,7 @@ class HandsOutTwice(QueueLeader):
     """Takes what it has handed out for free."""
 
     def _grant_portion(
-        self, member: GroupMember, partition: Partition, start: int, until: int, count: int, now: float
+        self, member: ConnectedMember, partition: Partition, start: int, until: int, count: int, now: float
     ) -> QueuePortion:
         self._queues[partition.number].give_back(start, until, now + 0.01)
         return super()._grant_portion(member, partition, start, until, count, now)
@@ -92,7 +92,7 @@ class ForgetsTheDead(Leader):
 class TellsBeforeItStores(Leader):
     """Does not wait until a lease is stored."""
 
-    def _limit(self, partition: Partition, member: GroupMember) -> None:
+    def _limit(self, partition: Partition, member: ConnectedMember) -> None:
         super()._limit(partition, member)
         partition.is_waiting = False
 
@@ -109,8 +109,7 @@ class LeavesTheDeadInOffice(Candidate):
 
     def claim(self, now: float) -> Claim:
         claim = super().claim(now)
-        self._pending = (Claim(claim.record, claim.expected), now)
-        return self._pending[0]
+        return Claim(claim.record, claim.expected)
 
 
 class ClaimsTooEarly(Candidate):
@@ -143,8 +142,8 @@ class BelievesInItsWrites(ProcessLease):
 class HoldsForTheClaimTime(Leader):
     """Goes on until others may lead, and gives leases until then."""
 
-    def renewed(self, started: float) -> None:
-        super().renewed(started + self._settings.lease.member_lease_s)
+    def is_silent(self, now: float) -> bool:
+        return super().is_silent(now - self._settings.lease.member_lease_s)
 
 
 class RenewsWhateverTheTime(Leader):

@@ -1,6 +1,6 @@
 """What a link wants done, the settings it lives under, and what it counts.  Plain data.
 
-When a link moves from one state to another is the business of `drivers.pubsub.longpoll.core.subscriber`.
+When a link moves from one state to another is the business of `heliograph_drivers.pubsub.longpoll.core.subscriber`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from drivers.pubsub.longpoll.core.wire import FrameBatch, Leave, Poll
+from heliograph_drivers.pubsub.longpoll.core.wire import FrameBatch, Leave, Poll
 
 
 class Deliver(NamedTuple):

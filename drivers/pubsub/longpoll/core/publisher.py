@@ -40,17 +40,17 @@ import dataclasses
 import enum
 import heapq
 
-from drivers.pubsub.longpoll.core.index import SubscriptionIndex
-from drivers.pubsub.longpoll.core.mailbox import SubscriberMailbox
-from drivers.pubsub.longpoll.core.peers import PeerSessions
-from drivers.pubsub.longpoll.core.session import (
+from heliograph_drivers.pubsub.longpoll.core.index import SubscriptionIndex
+from heliograph_drivers.pubsub.longpoll.core.mailbox import SubscriberMailbox
+from heliograph_drivers.pubsub.longpoll.core.peers import PeerSessions
+from heliograph_drivers.pubsub.longpoll.core.session import (
     LongpollPublisherSettings,
     PollAnswer,
     PublisherCounters,
     SessionState,
     SubscriberSession,
 )
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 
 
 class SessionCause(enum.Enum):

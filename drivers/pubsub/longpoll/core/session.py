@@ -1,6 +1,6 @@
 """What a publisher keeps of a subscriber, the settings it does so under, and what it counts.  Plain data.
 
-When a session moves from one state to another is the business of `drivers.pubsub.longpoll.core.publisher`.
+When a session moves from one state to another is the business of `heliograph_drivers.pubsub.longpoll.core.publisher`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
-from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy, SubscriberMailbox
-from drivers.pubsub.longpoll.core.wire import Mail
+from heliograph_drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy, SubscriberMailbox
+from heliograph_drivers.pubsub.longpoll.core.wire import Mail
 
 
 class SessionState(enum.Enum):

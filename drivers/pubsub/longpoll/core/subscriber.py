@@ -42,7 +42,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 
-from drivers.pubsub.longpoll.core.actions import (
+from heliograph_drivers.pubsub.longpoll.core.actions import (
     Action,
     Deliver,
     Down,
@@ -54,8 +54,16 @@ from drivers.pubsub.longpoll.core.actions import (
     SendPoll,
     Up,
 )
-from drivers.pubsub.longpoll.core.wanted import Wanted
-from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX, Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.core.wanted import Wanted
+from heliograph_drivers.pubsub.longpoll.core.wire import (
+    BATCH_BYTES_MAX,
+    Applied,
+    FrameBatch,
+    Leave,
+    Mail,
+    Poll,
+    SessionStatus,
+)
 from pubsub_api.runtime.backoff import Backoff
 
 _COMMAND_BYTES = 8

@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from drivers.pubsub.zmq.access import descriptors
+from heliograph_drivers.pubsub.zmq.access import descriptors
 
 _DESCRIPTORS = "/proc/self/fd"
 _SOCKET = "socket:["

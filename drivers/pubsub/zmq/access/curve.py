@@ -18,9 +18,9 @@ import zmq.auth
 from oslo_config import cfg
 from zmq.utils import z85
 
-from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
-from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import GROUP
+from heliograph_drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
+from heliograph_drivers.pubsub.zmq.endpoints import Socket
+from heliograph_drivers.pubsub.zmq.options import GROUP
 from pubsub_api.driver_kit import Tally
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
 from pubsub_api.runtime.rare_logging import SeldomLog

@@ -24,10 +24,10 @@ import time
 
 from oslo_config import cfg
 
-from drivers.pubsub.zmq.access import descriptors
-from drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
-from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
-from drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
+from heliograph_drivers.pubsub.zmq.access import descriptors
+from heliograph_drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
+from heliograph_drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
+from heliograph_drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
 from pubsub_api.driver_kit import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.db.etcd import endpoints
-from drivers.db.etcd.config import EtcdEndpoint
-from drivers.db.etcd.endpoints import Endpoints, judge_clusters
+from heliograph_drivers.db.etcd import endpoints
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.endpoints import Endpoints, judge_clusters
 from pubsub_api.errors import InvalidConfig
 
 A, B, C = (EtcdEndpoint(host, 2379) for host in "abc")

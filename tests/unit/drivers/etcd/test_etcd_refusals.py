@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from drivers.db.etcd import config
-from drivers.db.etcd.config import EtcdSettings
-from drivers.db.etcd.refusals import Compacted, read_refusal, refusal_error
+from heliograph_drivers.db.etcd import config
+from heliograph_drivers.db.etcd.config import EtcdSettings
+from heliograph_drivers.db.etcd.refusals import Compacted, read_refusal, refusal_error
 from nb_api import config as db_config
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.config import new_conf

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.db.etcd.config import EtcdEndpoint
-from drivers.db.etcd.wire import HttpConnection
+from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.wire.http1 import HttpConnection
 from tests.helpers.waiting import wait_until
 
 PATIENCE_S = 60.0

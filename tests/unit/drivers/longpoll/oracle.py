@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, MailboxPolicy
-from drivers.pubsub.longpoll.core.session import SessionState
-from drivers.pubsub.longpoll.core.wire import FrameBatch, Mail
+from heliograph_drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, MailboxPolicy
+from heliograph_drivers.pubsub.longpoll.core.session import SessionState
+from heliograph_drivers.pubsub.longpoll.core.wire import FrameBatch, Mail
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.topics import matches

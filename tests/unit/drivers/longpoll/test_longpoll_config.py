@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.pubsub.longpoll.config import Policies, check_address, read_settings
-from drivers.pubsub.longpoll.core.mailbox import MailboxPolicy
+from heliograph_drivers.pubsub.longpoll.config import Policies, check_address, read_settings
+from heliograph_drivers.pubsub.longpoll.core.mailbox import MailboxPolicy
 from pubsub_api import loading
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.paths import TLS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.pubsub.longpoll.core import mailbox, publisher, subscriber, wire
+from heliograph_drivers.pubsub.longpoll.core import mailbox, publisher, subscriber, wire
 from tests.helpers import documents
 
 PAGE = "docs/longpoll.md"

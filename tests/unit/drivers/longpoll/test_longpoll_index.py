@@ -7,7 +7,7 @@ import random
 import hypothesis
 from hypothesis import strategies as st
 
-from drivers.pubsub.longpoll.core.index import SubscriptionIndex
+from heliograph_drivers.pubsub.longpoll.core.index import SubscriptionIndex
 from pubsub_api.core.topics import matches
 
 LEVELS = ("a", "b", "c")

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, Bounds, MailboxPolicy, SubscriberMailbox
+from heliograph_drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, Bounds, MailboxPolicy, SubscriberMailbox
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import BadSignature
 from pubsub_api.core.frame import Kind, read_stamp, with_after

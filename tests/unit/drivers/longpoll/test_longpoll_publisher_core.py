@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.pubsub.longpoll.core import publisher
-from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
-from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore, SessionCause
-from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer, SessionState
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.core import publisher
+from heliograph_drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from heliograph_drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore, SessionCause
+from heliograph_drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer, SessionState
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.recording import Recording

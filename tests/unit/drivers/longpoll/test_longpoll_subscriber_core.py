@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivers.pubsub.longpoll.core import subscriber
-from drivers.pubsub.longpoll.core.actions import (
+from heliograph_drivers.pubsub.longpoll.core import subscriber
+from heliograph_drivers.pubsub.longpoll.core.actions import (
     Action,
     Deliver,
     Down,
@@ -20,8 +20,8 @@ from drivers.pubsub.longpoll.core.actions import (
     SendPoll,
     Up,
 )
-from drivers.pubsub.longpoll.core.subscriber import LinkCause, LinkCore, LinkState
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Mail, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.core.subscriber import LinkCause, LinkCore, LinkState
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Mail, Poll, SessionStatus
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.recording import Recording

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from drivers.pubsub.longpoll.core import wire
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
+from heliograph_drivers.pubsub.longpoll.core import wire
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 from pubsub_api.errors import MalformedFrame
 
 S = b"s" * 16

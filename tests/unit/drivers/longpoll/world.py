@@ -12,13 +12,13 @@ import itertools
 import random
 from collections.abc import Callable
 
-from drivers.pubsub.longpoll.core import actions
-from drivers.pubsub.longpoll.core.actions import LinkSettings
-from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
-from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
-from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer
-from drivers.pubsub.longpoll.core.subscriber import LinkCore
-from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll
+from heliograph_drivers.pubsub.longpoll.core import actions
+from heliograph_drivers.pubsub.longpoll.core.actions import LinkSettings
+from heliograph_drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from heliograph_drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
+from heliograph_drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer
+from heliograph_drivers.pubsub.longpoll.core.subscriber import LinkCore
+from heliograph_drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.oracle import Oracle

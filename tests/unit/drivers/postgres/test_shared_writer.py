@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivers.db.postgres.writer import SharedWriter, WriteOutcome
+from heliograph_drivers.db.postgres.writer import SharedWriter, WriteOutcome
 
 WAIT_S = 60.0
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from drivers.sqlite_common.writer import GroupCommit
+from heliograph_drivers.sqlite_common.writer import GroupCommit
 
 
 class Interrupted(BaseException):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from drivers.pubsub.zenoh.interests import BROAD_MAX, DECLARED_MAX, InterestChange, Interests
+from heliograph_drivers.pubsub.zenoh.interests import BROAD_MAX, DECLARED_MAX, InterestChange, Interests
 from pubsub_api.core.scopes import covers
 
 

@@ -8,7 +8,7 @@ import types
 import pytest
 import zenoh
 
-from drivers.pubsub.zenoh import session as session_module
+from heliograph_drivers.pubsub.zenoh import session as session_module
 from tests.helpers.zenoh_ends import build
 
 

@@ -9,7 +9,7 @@ import pytest
 import zmq
 import zmq.auth
 
-from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
+from heliograph_drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from pubsub_api.driver_kit.counting import Tally
 from tests.helpers.waiting import wait_until
 

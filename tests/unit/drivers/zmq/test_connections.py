@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from drivers.pubsub.zmq.access.connections import Connections
+from heliograph_drivers.pubsub.zmq.access.connections import Connections
 
 
 def test_a_connection_is_cut_once_and_no_more_counted_though_its_owner_has_not_closed_it() -> None:

@@ -9,10 +9,12 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 
-from nb_api.cache.local_cache import LocalCache
+from nb_api.aio.cache import AsyncLocalCache
+from nb_api.aio.election import AsyncElection
+from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
     INTERVAL_MIN_S,
@@ -21,14 +23,13 @@ from nb_api.controller.controller import (
     put,
     queue_settings,
 )
-from nb_api.controller.core.keys import Key, RetryPauses
+from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
-from nb_api.controller.request import AsyncReconcile
+from nb_api.controller.request import Request, RequestBase
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
-from nb_api.coordination.election import Election
 from pubsub_api.errors import Closed, Forked, UsageError
 from pubsub_api.runtime import forking
 
@@ -42,8 +43,17 @@ _RUN: contextvars.ContextVar[asyncio.Task[None] | None] = contextvars.ContextVar
 """The run within which code runs, also in tasks that the run has made."""
 
 
+class AsyncRequest(RequestBase, frozen=True):
+    """What `AsyncController` gives to its coroutine function: a key to bring into order, as the copy has it now."""
+
+    cache: AsyncLocalCache
+
+
+AsyncReconcile = Callable[[AsyncRequest], Awaitable[RequeueAfter | None]]
+
+
 class AsyncController:
-    """As `nb_api.controller.controller.Controller`, with ``workers`` runs at a time on the loop that runs now.
+    """As `nb_api.Controller`, with ``workers`` runs at a time on the loop that runs now.
 
     A run that takes longer than ``timeout_s`` is cancelled, and counts as failed.  `enqueue`, `running` and
     `statistics` may be called from any thread, the coroutines on the loop.  ``async with`` closes it at the end.
@@ -51,7 +61,7 @@ class AsyncController:
 
     def __init__(
         self,
-        cache: LocalCache,
+        cache: AsyncLocalCache,
         reconcile: AsyncReconcile,
         *,
         workers: int = 4,
@@ -61,21 +71,23 @@ class AsyncController:
         retries: RetryPauses | None = None,
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
-        election: Election | None = None,
+        election: AsyncElection | None = None,
         timeout_s: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and what
         `Controller` raises."""
         check_arguments(reconcile, workers, tables)
         if _is_plain(reconcile):
-            raise UsageError("reconcile is no coroutine function: use nb_api.controller.controller.Controller")
+            raise UsageError("reconcile is no coroutine function: use nb_api.Controller")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"a run takes time: timeout_s is more than 0, not {timeout_s!r}")
-        owner_map = owner_map_of(cache, tables, owners)
+        owner_map = owner_map_of(cache.blocking, tables, owners)
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
+        self._cache = cache
         self._reconcile = reconcile
         self._workers = workers
         self._name = name
@@ -87,8 +99,11 @@ class AsyncController:
         self._is_closed = False
         self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
-        self._work = Work(cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election)
-        self._follower = CacheFollower(cache, owner_map, self._work, name=name)
+        self._work = Work(
+            cache.blocking, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
+            election=None if election is None else election.blocking, clock=clock,
+        )  # fmt: skip
+        self._follower = CacheFollower(cache.blocking, owner_map, self._work, name=name)
         forking.register(self)
         self._follower.start()
 
@@ -215,7 +230,7 @@ class AsyncController:
             request = self._work.request(taken)
             if request is None:
                 return
-            run = self._reconcile(request)
+            run = self._reconcile(self._for_coroutines(request))
             if not inspect.isawaitable(run):
                 raise UsageError(f"reconcile returns an awaitable, not a {type(run).__name__}")
             result = await (run if self._timeout_s is None else asyncio.wait_for(run, self._timeout_s))
@@ -228,6 +243,12 @@ class AsyncController:
             raise
         else:
             self._work.succeed(taken, request, result)
+
+    def _for_coroutines(self, request: Request) -> AsyncRequest:
+        return AsyncRequest(
+            request.table, request.key, request.object, request.deleted, request.ending, request.attempt,
+            request.token, request.asks_to_stop, self._cache,
+        )  # fmt: skip
 
     def _too_late(self, error: asyncio.TimeoutError) -> BaseException:
         return error if str(error) else TimeoutError(f"not done within {self._timeout_s} s")

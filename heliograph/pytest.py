@@ -1,0 +1,43 @@
+"""Fixtures for tests of programs that use Heliograph; pytest loads them by itself where Heliograph is installed.
+
+=====================  ===========================================================================================
+``heliograph_bus``     a bus in memory, with switches: ``lose``, ``delay``, ``cut``, ``heal``
+``heliograph_system``  a database, that bus, and what is on them: ``writer``, ``cache``, ``controller``, ``restart``
+``heliograph_time``    the time of that system's controllers: ``advance`` moves it
+=====================  ===========================================================================================
+
+Nothing of Heliograph is imported before a test asks for one of them.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from nb_api.testing.memory_system import MemoryBus, MemorySystem
+    from nb_api.testing.virtual_time import VirtualTime
+
+
+@pytest.fixture
+def heliograph_bus() -> Iterator[MemoryBus]:
+    from nb_api.testing.memory_system import MemoryBus
+
+    with MemoryBus() as bus:
+        yield bus
+
+
+@pytest.fixture
+def heliograph_system(tmp_path: pathlib.Path, heliograph_bus: MemoryBus) -> Iterator[MemorySystem]:
+    from nb_api.testing.memory_system import MemorySystem
+
+    with MemorySystem(tmp_path, heliograph_bus) as system:
+        yield system
+
+
+@pytest.fixture
+def heliograph_time(heliograph_system: MemorySystem) -> VirtualTime:
+    return heliograph_system.time

@@ -1,0 +1,192 @@
+"""The report of a member of the fleet: what it holds, how it is stored, and how it is made from a `ProcessReport`.
+
+A report is a map in msgpack.  Unknown fields are ignored and missing ones have a default, so that releases can read
+each other's reports.  Everything in it is bounded: a report that would be too large says less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.core.checks import REPORT_BYTES_MAX
+from pubsub_api import SubscriberStatistics
+from pubsub_api.reporting import Reading
+
+FORMAT = 1
+"""Raised when a report of the new format would mislead a reader of the old one.  A new field is no reason."""
+
+COPIES_MAX = 8
+"""That are told one by one."""
+FILTERS_MAX = 32
+"""Tables and topics of a copy that are told; of a copy of more, nobody can say from outside whether it is behind."""
+PROBLEMS_MAX = 5
+_TEXT_MAX = 200
+_RESYNCS_MAX = 30
+
+
+class CopyReport(msgspec.Struct, omit_defaults=True):
+    """Of a local cache."""
+
+    position: int = 0
+    """Everything up to this revision is reflected."""
+    newest: int = 0
+    """The highest revision that it has heard of or read."""
+    objects: int = 0
+    is_complete: bool = False
+    tables: list[str] | None = None
+    """None for all."""
+    topics: list[str] = []
+    is_cut: bool = False
+    """There are more tables or topics."""
+    digest: str = ""
+    """Equal copies of the same objects have the same; empty when it is not known."""
+
+
+class FleetReport(msgspec.Struct, omit_defaults=True):
+    """What a member tells of itself.  Numbers that grow are counted since it began."""
+
+    format: int
+    name: str
+    incarnation: str
+    """Another one for each process that uses the name, and each time it starts."""
+    count: int
+    """Rises with every report: how others see that the member lives."""
+    interval_s: float
+    """Until the next report."""
+    host: str = ""
+    pid: int = 0
+    role: str = ""
+    release: str = ""
+    """Of Heliograph."""
+    program_release: str = ""
+    """Of the program, if it says."""
+    told_at: float = 0.0
+    """Seconds since 1970 by the member's clock: information, and nothing is decided by it."""
+    up_s: float = 0.0
+    copies: list[CopyReport] = []
+    copies_left_out: int = 0
+    received: int = 0
+    published: int = 0
+    lag: int = 0
+    """Events that wait before callbacks."""
+    lost: int = 0
+    refused: int = 0
+    """Frames with a wrong signature, of another release, or garbage."""
+    send_failures: int = 0
+    has_bus: bool = False
+    """It listens to a bus."""
+    publishers: int = 0
+    """That it has heard of."""
+    links_up: int = 0
+    links_down: int = 0
+    resyncs: dict[str, int] = {}
+    """By reason."""
+    problems: list[str] = []
+    failures: int = 0
+    """Reports that could not be told."""
+
+
+def read(data: bytes) -> FleetReport | None:
+    """None for what is no report of a format that is known here."""
+    try:
+        found = _decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if found.format <= FORMAT else None
+
+
+def write(report: FleetReport) -> bytes:
+    """At most `REPORT_BYTES_MAX`: what does not fit is left out, and it says so."""
+    data = _encode(report)
+    if len(data) > REPORT_BYTES_MAX:
+        for copy in report.copies:
+            copy.tables, copy.topics, copy.is_cut = None, [], True
+        report.resyncs = {"all": sum(report.resyncs.values())}
+        data = _encode(report)
+    return data
+
+
+def mark_of(data: bytes) -> int:
+    """Another number for another report: every report has another count, or another incarnation."""
+    return zlib.crc32(data)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FleetReport).decode
+
+
+def summarise(report: FleetReport, readings: Iterable[Reading], problems: Sequence[str]) -> None:
+    """Put the numbers of a process into a report."""
+    caches: list[LocalCacheStatistics] = []
+    listening: list[Any] = []
+    for one in readings:
+        if isinstance(one.statistics, LocalCacheStatistics):
+            caches.append(one.statistics)
+        elif isinstance(one.statistics, SubscriberStatistics):
+            listening.append(one.statistics)
+        elif one.role == "publisher":
+            report.published += _number(one.statistics, "events")
+            report.send_failures += _number(one.statistics, "send_failures")
+        elif one.role in ("durability", "group", "member"):
+            report.lag += _number(one.statistics, "lag")
+            report.received += _number(one.statistics, "received")
+    # The subscriber of a cache is told with its session, too, when that was added.
+    for bus in listening or [one.bus for one in caches if one.bus is not None]:
+        _add_bus(report, bus)
+        if bus.resyncs and not caches:  # a cache knows better why it has read the database
+            report.resyncs["the bus"] = report.resyncs.get("the bus", 0) + bus.resyncs
+    for cache in caches:
+        if cache.bus is None:
+            news = cache.news
+            report.received += news.created + news.updated + news.deleted + news.stale
+        for reason, count in cache.syncs.reasons.items():
+            report.resyncs[reason] = report.resyncs.get(reason, 0) + count
+    report.resyncs = dict(sorted(report.resyncs.items(), key=lambda item: -item[1])[:_RESYNCS_MAX])
+    report.copies = [_copy_of(cache) for cache in caches[:COPIES_MAX]]
+    report.copies_left_out = len(caches) - len(report.copies)
+    report.problems = [problem[:_TEXT_MAX] for problem in problems[:PROBLEMS_MAX]]
+
+
+def _add_bus(report: FleetReport, bus: SubscriberStatistics) -> None:
+    report.has_bus = True
+    report.received += bus.received
+    report.lag += bus.lag
+    report.lost += bus.lost
+    report.refused += sum(bus.bad_frames.values())
+    report.publishers += bus.publishers
+    report.links_up += bus.links_up
+    report.links_down += bus.links_down
+
+
+def _copy_of(cache: LocalCacheStatistics) -> CopyReport:
+    tables, topics = cache.followed
+    is_cut = len(topics) > FILTERS_MAX or (tables is not None and len(tables) > FILTERS_MAX)
+    return CopyReport(
+        position=cache.position,
+        newest=cache.newest,
+        objects=cache.objects,
+        is_complete=cache.is_synced and not cache.is_provisional,
+        tables=None if tables is None or is_cut else sorted(tables),
+        topics=[] if is_cut else sorted(topics),
+        is_cut=is_cut,
+    )
+
+
+def digest_of(source: object) -> str:
+    """Of a copy that can tell digests, as one short text; empty for one that cannot."""
+    digests: Callable[[], Mapping[Any, Any]] | None = getattr(source, "digests", None)
+    if digests is None:
+        return ""
+    told = sorted((str(name), str(digest)) for name, digest in digests().items())
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def _number(statistics: object, name: str) -> int:
+    found = statistics.get(name, 0) if isinstance(statistics, Mapping) else getattr(statistics, name, 0)
+    return int(found) if isinstance(found, int | float) else 0

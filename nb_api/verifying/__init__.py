@@ -1,0 +1,1 @@
+"""Proving that a local cache is equal to its database, and repairing it where it is not."""
