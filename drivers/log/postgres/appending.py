@@ -15,8 +15,8 @@ _FIND_STREAMS = "SELECT key, id, position FROM @streams WHERE key = ANY(%b::byte
 _NEW_STREAMS = """INSERT INTO @streams (shard, key, position)
     SELECT * FROM unnest(%s::integer[], %b::bytea[], %b::bytea[]) RETURNING key, id"""
 _MOVE_STREAM = "UPDATE @streams SET position = %b, appended_ns = %s WHERE id = %s"
-_LAST_ROWS = """SELECT shard, (SELECT max(id) FROM @frames WHERE id BETWEEN first AND last)
-    FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS wanted (shard, first, last)"""
+_LAST_ROWS = """SELECT shard, (SELECT max(id) FROM @frames WHERE id BETWEEN low AND high)
+    FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS wanted (shard, low, high)"""
 _ADD_FRAME = "INSERT INTO @frames VALUES (%s, %s, %s, %s, %s, %s, %s, %b)"
 _MOVE_SHARD = 'UPDATE @shards SET "end" = %s, bytes = bytes + %s, appended_ns = %s WHERE shard = %s'
 
@@ -33,8 +33,8 @@ def append(store: PostgresLogStore, batch: Batch, *, ranges_max: int) -> tuple[A
     """Store what is new.  Also returns how many missing numbers were forgotten."""
     names = _names(((shard, header.guid, header.topic) for shard, frames in batch.items() for header, _ in frames))
     shards = sorted(batch)
-    firsts = [row_id(shard, 0) for shard in shards]
-    lasts = [row_id(shard + 1, 0) - 1 for shard in shards]
+    lows = [row_id(shard, 0) for shard in shards]
+    highs = [row_id(shard + 1, 0) - 1 for shard in shards]
 
     def work(transaction: LogWrite) -> _Outcome:
         for shard, last in transaction.answers[1]:
@@ -42,7 +42,7 @@ def append(store: PostgresLogStore, batch: Batch, *, ranges_max: int) -> tuple[A
                 raise wrong_end(shard)
         return _append(transaction, batch, _streams(transaction, names), ranges_max)
 
-    last_rows = Statement(_LAST_ROWS, (shards, firsts, lasts))
+    last_rows = Statement(_LAST_ROWS, (shards, lows, highs))
     return store.write(shards, work, _find_streams(names), last_rows, has_news=True)
 
 

@@ -20,6 +20,7 @@ from durable_log.upkeep.verifying import verify
 from pubsub_api.errors import HeliographError
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer, schema_of
 
 FRAMES, EVENTS = 40, 5
 TOPIC = "t"
@@ -79,6 +80,12 @@ def test_of_flipped_bits_in_sqlite_none_is_served(tmp_path: pathlib.Path) -> Non
     assert told > FLIPS // 3
 
 
+def change_row(server: PostgresServer, url: str, statement: str) -> None:
+    with server.client() as client:
+        client.execute(f"SET search_path = {schema_of(url)}")
+        assert client.execute(statement.encode()).rowcount == 1
+
+
 def flip_in_redis(server: RedisServer, data: bytes) -> None:
     """Flip a bit of what the server has on disk, while it is down."""
     server.kill()
@@ -92,7 +99,7 @@ def flip_in_redis(server: RedisServer, data: bytes) -> None:
     raise AssertionError("it is not on the disk of the server")
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def damaged(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[SegmentedLog]:
     """A log whose frame of offsets 50 to 55 has a flipped bit in a value."""
     sent = sent_frames()
@@ -105,6 +112,14 @@ def damaged(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         place = content.index(sent[10][:60]) + 100
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with opened(url) as log:
+            yield log
+        return
+    if request.param == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{server.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent)
+            change_row(server, url, "UPDATE frames SET frame = set_byte(frame, 100, 4) WHERE id = 50")
             yield log
         return
     config = {"appendonly": "yes", "appendfsync": "always", "aof-use-rdb-preamble": "no"}
@@ -144,7 +159,7 @@ def test_a_damaged_frame_is_not_sealed_until_it_is_given_up(damaged: SegmentedLo
 Remove = Callable[[int], None]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def whole(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tuple[SegmentedLog, Remove]]:
     """A log, and what removes the frame that begins at an offset from its store."""
     if request.param == "sqlite":
@@ -156,6 +171,13 @@ def whole(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tu
                     assert connection.execute("DELETE FROM frames WHERE id = ?", (offset,)).rowcount == 1
 
             yield log, remove_row
+        return
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{postgres.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent_frames())
+            yield log, lambda offset: change_row(postgres, url, f"DELETE FROM frames WHERE id = {offset}")
         return
     with RedisServer() as server, opened(f"{server.address}?shards=1&segment_directory={tmp_path}/segments") as log:
         log.append(sent_frames())
