@@ -8,6 +8,7 @@ from durable_log import config
 from durable_log.errors import LogError, LogUnavailable
 from durable_log.loading import build_log
 from heliograph.doctor.findings import CheckContext, Finding
+from pubsub_api.config import LOG_URL
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime.plugins import without_password
 
@@ -21,7 +22,7 @@ def check_log(context: CheckContext) -> list[Finding]:
     conf = context.read_conf()
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     url = context.log_url or conf[config.GROUP].url
-    if not context.log_url and url == config.LOG_URL.default:
+    if not context.log_url and url == LOG_URL.default:
         return []
     conf.set_override("operation_timeout", max(context.timeout_s, 0.1), group=config.GROUP)
     shown = without_password(url.partition("?")[0])

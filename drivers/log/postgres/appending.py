@@ -99,7 +99,8 @@ def _streams(transaction: LogWrite, names: _Names) -> dict[tuple[bytes, str], St
         if key in known
     }
     if new:
-        made = dict(transaction.execute(Statement(_NEW_STREAMS, [list(column) for column in zip(*new, strict=True)])))
+        columns = [list(column) for column in zip(*new, strict=True)]
+        made: dict[bytes, int] = dict(transaction.execute(Statement(_NEW_STREAMS, columns)))
         found |= {name: StreamRow(made[key], key, NOWHERE) for name, (_, key) in names.items() if key in made}
     return found
 

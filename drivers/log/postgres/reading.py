@@ -72,10 +72,7 @@ def read(store: PostgresLogStore, shard: int, offset: int, *, events_max: int, b
     try:
         [[row], rows] = store.read(one_state, Statement(_FRAMES, parameters))
     except LogCorrupt:
-        if events_max > 1 or bytes_max > 1:  # what lies before the damage can be read, one by one
-            return read(store, shard, offset, events_max=1, bytes_max=1)
-        [[row]] = store.read(one_state)
-        raise damaged(shard, offset, _behind(store, ShardState(*row))(place)) from None
+        return _read_one(store, shard, offset)
     found = ShardState(*row)
     frames = take_sound(rows, shard, offset, events_max=events_max, bytes_max=bytes_max)
     if not frames and max(found.sealed, found.start) <= offset < found.end:
@@ -83,6 +80,24 @@ def read(store: PostgresLogStore, shard: int, offset: int, *, events_max: int, b
         stored = stored_frames(shard, rows, _behind(store, found))
         frames = take(stored, offset=offset, events_max=events_max, bytes_max=bytes_max, state=found)
     return HotRead(found, frames)
+
+
+def _read_one(store: PostgresLogStore, shard: int, offset: int) -> HotRead:
+    """One frame alone, when PostgreSQL cannot read all that were wanted: what lies before the damage can be read."""
+    place = row_id(shard, offset)
+    [[row]] = store.read(Statement(f"{_STATE} WHERE shard = %s", (shard,)))
+    found = ShardState(*row)
+    behind = _behind(store, found)
+    try:
+        [rows] = store.read(Statement(_LAST_BETWEEN, (row_id(shard, 0), place)))
+    except LogCorrupt as error:
+        try:
+            end = behind(place)
+        except LogCorrupt:  # the next one is not readable either
+            end = offset + 1
+        raise damaged(shard, offset, end) from error
+    stored = stored_frames(shard, rows, behind)
+    return HotRead(found, take(stored, offset=offset, events_max=1, bytes_max=1, state=found))
 
 
 def read_stream(

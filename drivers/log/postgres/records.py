@@ -30,7 +30,7 @@ def put(store: PostgresLogStore, writes: Sequence[Write]) -> list[int]:
 
     def work(transaction: LogWrite) -> list[int]:
         [[(newest,)], known] = transaction.answers
-        versions = dict(known)
+        versions: dict[str, int] = dict(known)
         for name, _, expected in writes:
             version = versions.get(name, 0)
             if expected not in (None, version):

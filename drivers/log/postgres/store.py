@@ -11,7 +11,7 @@ place by then is neither read nor written.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -42,7 +42,7 @@ _DAMAGED = {"XX001", "XX002"}
 class Statement(NamedTuple):
     source: str
     """``@`` stands for the schema."""
-    parameters: Sequence[Any] = ()
+    parameters: Sequence[Any] | Mapping[str, Any] = ()
 
 
 class ShardRow(NamedTuple):

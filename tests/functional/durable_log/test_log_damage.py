@@ -89,12 +89,19 @@ def change_row(server: PostgresServer, url: str, statement: str) -> None:
 def flip_in_redis(server: RedisServer, data: bytes) -> None:
     """Flip a bit of what the server has on disk, while it is down."""
     server.kill()
-    for path in sorted(server.directory.rglob("*")):
+    flip_in_files(server.directory, data, len(data) // 2)
+    server.restart()
+
+
+def flip_in_files(directory: pathlib.Path, data: bytes, behind: int) -> None:
+    """Flip a bit so many bytes behind the place where some data begins."""
+    for path in sorted(directory.rglob("*")):
         content = path.read_bytes() if path.is_file() else b""
         if data in content:
-            place = content.index(data) + len(data) // 2
-            path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-            server.restart()
+            place = content.index(data) + behind
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(bytes([content[place] ^ 4]))
             return
     raise AssertionError("it is not on the disk of the server")
 
@@ -154,6 +161,31 @@ def test_a_damaged_frame_is_not_sealed_until_it_is_given_up(damaged: SegmentedLo
     assert [one.frame for one in damaged.read(0, 0, events_max=1000)] == sent[:10]
     assert [one.frame for one in damaged.read(0, 50)] == sent[11:]
     assert verify(damaged).problems == []
+
+
+def test_what_postgresql_cannot_read_is_named_and_the_rest_can_be_read(tmp_path: pathlib.Path) -> None:
+    """The server finds a page of its file to be damaged, and gives nothing of it."""
+    source = Source(bytes(16))
+    sent = [source.frame(TOPIC, EVENTS, value="x" * 5000) for _ in range(FRAMES)]
+    with PostgresServer() as server:
+        url = f"{server.url()}?shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent)
+            with server.client() as client:
+                client.execute("CHECKPOINT")
+            server.kill()
+            flip_in_files(server.directory / "data" / "base", sent[10][:60], 1000)
+            server.restart()
+            frames, told = readable(log)
+            assert frames == sent[:10] + sent[11:]
+            assert told == 1
+            with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55") as caught:
+                log.read(0, 50)
+            assert (caught.value.first, caught.value.end) == (50, 55)
+            with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55"):
+                Sealer(log).seal(0)
+            Sealer(log).seal(0, gives_up=True)
+            assert readable(log)[0] == sent[:10] + sent[11:]
 
 
 Remove = Callable[[int], None]
