@@ -33,7 +33,7 @@ from pubsub_api.testing.ports import free_port
 
 TENANTS = 50
 TENANT_SIZE = OBJECTS // TENANTS
-CACHES_PER_PROCESS = 100
+CACHES_PER_PROCESS = 250
 SYNC_TIMEOUT_S = 600.0
 _KILL_AFTER = 0.3
 """The service is killed when this part of the phase is over."""

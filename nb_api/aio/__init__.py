@@ -23,10 +23,12 @@ from nb_api import (
     Key,
     LocalCacheStatistics,
     NbStatistics,
+    ObjectDifference,
     RequeueAfter,
     Resynced,
     RetryPauses,
     Updated,
+    Verification,
 )
 from nb_api.aio.api import AsyncNbApi as NbApi
 from nb_api.aio.api import AsyncTransaction as Transaction
@@ -51,6 +53,7 @@ __all__ = [
     "LocalCacheStatistics",
     "NbApi",
     "NbStatistics",
+    "ObjectDifference",
     "Request",
     "RequeueAfter",
     "Resynced",
@@ -58,4 +61,5 @@ __all__ = [
     "Subscription",
     "Transaction",
     "Updated",
+    "Verification",
 ]

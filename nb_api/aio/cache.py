@@ -22,9 +22,11 @@ from nb_api.cache.snapshot_source import SnapshotSource
 from nb_api.cache.statistics import LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription
 from nb_api.core.differences import CacheChange
+from nb_api.core.digests import TableDigest
 from nb_api.core.held_objects import Where
 from nb_api.core.indexes import IndexFunction
 from nb_api.db_api import DbObject
+from nb_api.verifying.verification import Verification
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.loops import in_own_thread, outcome
 
@@ -121,13 +123,15 @@ class AsyncLocalCache:
         where: Where | None = None,
         addresses: Sequence[str] | None = None,
         resync_source: str | SnapshotSource | None = None,
+        verify_interval_s: float | None = None,
     ) -> None:
         """As `LocalCache`: begins at once and returns at once."""
         self._take_over(
             LocalCache(
-                nb.blocking, tables=tables, topics=topics, where=where, addresses=addresses, resync_source=resync_source
+                nb.blocking, tables=tables, topics=topics, where=where, addresses=addresses,
+                resync_source=resync_source, verify_interval_s=verify_interval_s,
             )
-        )
+        )  # fmt: skip
 
     @classmethod
     def over(cls, cache: LocalCache) -> AsyncLocalCache:
@@ -232,6 +236,17 @@ class AsyncLocalCache:
         await waits.changed.wait_through_in_loop(waits.revision(revision, timeout_s))
 
     # -- the end
+
+    # -- proof
+
+    async def verify(self, *, timeout_s: float = 60.0, is_thorough: bool = False) -> Verification:
+        """As `LocalCache.verify`, in a thread of its own, which goes on to its end when the task is cancelled."""
+        work = functools.partial(self._cache.verify, timeout_s=timeout_s, is_thorough=is_thorough)
+        return await outcome(in_own_thread(work, _THREAD))
+
+    async def digests(self) -> dict[str, TableDigest]:
+        """As `LocalCache.digests`, which waits while a batch of changes is applied."""
+        return await outcome(in_own_thread(self._cache.digests, _THREAD))
 
     async def close(self) -> None:
         """As `LocalCache.close`; iterations end, and what waits raises Closed.  Goes on when it is cancelled."""

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from nb_api.coordination.discovery import Directory
@@ -19,6 +19,8 @@ from nb_api.db_api import Change, DbApi
 from nb_api.errors import RevisionGone, RevisionUnknown
 from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
 from pubsub_api.runtime.plugins import without_password
+from pubsub_api.runtime.shared_threads import SharedTask
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class ChangeListener(Protocol):
 
 
 class ChangeSource(abc.ABC):
-    """One thread waits, any thread may call the other methods."""
+    """Calls the owner's ``step`` again and again, one call at a time.  Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._awake = threading.Event()
@@ -68,6 +70,14 @@ class ChangeSource(abc.ABC):
         """Begin to listen.  Raises what a subscriber raises."""
 
     @abc.abstractmethod
+    def follow(self, step: Callable[[], float]) -> None:
+        """Call ``step`` until `end`, each time after the seconds that it returned, or `wake`.  Raises LimitReached."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """``step`` is not called again.  Waits for a call that is under way, unless it is the caller."""
+
+    @abc.abstractmethod
     def add_topic(self, topic_filter: str) -> None:
         """Listen to a further filter; `ChangeListener.need_topics`, or a snapshot, follows when it is in effect."""
 
@@ -75,8 +85,9 @@ class ChangeSource(abc.ABC):
     def remove_topic(self, topic_filter: str) -> None: ...
 
     @abc.abstractmethod
-    def wait(self, timeout_s: float) -> None:
-        """Block until `wake`, or the time is over, or there was news.  Raises DbUnavailable."""
+    def wait(self, timeout_s: float) -> float:
+        """For ``step``, when it has nothing to do for so long: look for news.  Returns for how long there is nothing to
+        do.  May block for ``timeout_s``, until `wake` or until there was news.  Raises DbUnavailable."""
 
     @property
     def is_joining(self) -> bool:
@@ -120,9 +131,29 @@ class FeedSource(ChangeSource):
         self._portion = portion
         self._patience_s = patience_s
         self._unread_since: float | None = None
+        self._thread: threading.Thread | None = None
+        self._is_ended = False
 
     def start(self, topics: Sequence[str]) -> None:  # noqa: ARG002  the feed has all of them
         self._listener.need_snapshot("initial", is_awaited=True)
+
+    def follow(self, step: Callable[[], float]) -> None:
+        """In a thread of its own: most of the time it waits for the database."""
+
+        def run() -> None:
+            while not self._is_ended:
+                if pause_s := step():
+                    self.sleep(pause_s)
+
+        thread = threading.Thread(target=run, name="heliograph-local-cache", daemon=True)
+        start_thread(thread)
+        self._thread = thread
+
+    def end(self) -> None:
+        self._is_ended = True
+        self.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def add_topic(self, topic_filter: str) -> None:
         self._listener.need_topics([topic_filter])
@@ -130,11 +161,10 @@ class FeedSource(ChangeSource):
     def remove_topic(self, topic_filter: str) -> None:
         """The feed has everything anyway."""
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> float:
         is_left_to_task = self._unread_since is not None and not self._listener.is_read()
         if not self._listener.is_loaded or is_left_to_task:  # what was asked for finds out when the database is back
-            self.sleep(timeout_s)
-            return
+            return timeout_s
         deadline = time.monotonic() + timeout_s
         position = self._listener.position
         while not self._awake.is_set() and (rest_s := deadline - time.monotonic()) > 0:
@@ -142,11 +172,12 @@ class FeedSource(ChangeSource):
                 changes = self._read(position, min(rest_s, FEED_WAIT_S))
             except RevisionGone as error:
                 self._listener.need_snapshot(str(error), is_replacing=isinstance(error, RevisionUnknown))
-                return
+                return 0.0
             if changes is not None:
                 self._listener.on_feed(changes)
-                return
+                return 0.0
         self._awake.clear()
+        return 0.0
 
     def _read(self, position: int, timeout_s: float) -> list[Change] | None:
         """None: there was no change in that time.  Raises RevisionGone, DbUnavailable."""
@@ -217,6 +248,22 @@ class BusSource(ChangeSource):
         self._subscriber: Subscriber | None = None
         self._waiting: set[str] = set()
         """Filters that are registered and not yet in effect."""
+        self._task: SharedTask | None = None
+
+    def follow(self, step: Callable[[], float]) -> None:
+        """On threads that the process shares: there is something to do only now and then."""
+        self._task = SharedTask(lambda: time.monotonic() + step())
+        self._task.start()
+
+    def wake(self) -> None:
+        super().wake()
+        if self._task is not None:
+            self._task.wake()
+
+    def end(self) -> None:
+        self.wake()
+        if self._task is not None:
+            self._task.close()
 
     @property
     def is_joining(self) -> bool:
@@ -263,10 +310,12 @@ class BusSource(ChangeSource):
         if resync.reasons != {Reason.SUBSCRIBED}:
             self._listener.need_delta(resync.reason.value)
 
-    def wait(self, timeout_s: float) -> None:
-        self.sleep(min(timeout_s, self._patience_s / 4) if self._patience_s else timeout_s)
-        if self._subscriber is not None and self._patience_s:
+    def wait(self, timeout_s: float) -> float:
+        if not self._patience_s:
+            return timeout_s
+        if self._subscriber is not None:
             self._look_at_links(self._subscriber, time.monotonic())
+        return min(timeout_s, self._patience_s / 4)
 
     def _look_at_links(self, subscriber: Subscriber, now: float) -> None:
         statistics = subscriber.statistics()

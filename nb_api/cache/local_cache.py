@@ -1,8 +1,8 @@
 """A controller's copy of the objects it is concerned with, kept equal to the database.
 
 Live changes come from the bus or from the database's feed (`nb_api.cache.change_source`) and are applied by version
-(`nb_api.core.cache`) in the thread that received them, which then calls back: nothing waits in a queue in between.  One
-thread reads the database when that is needed: at the start, for a topic that is new, after loss
+(`nb_api.core.cache`) in the thread that received them, which then calls back: nothing waits in a queue in between.
+Another reads the database when that is needed: at the start, for a topic that is new, after loss
 (`nb_api.core.resync_schedule`).  Reading never holds up live changes, since their order does not matter.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -24,10 +24,11 @@ from nb_api.cache.index import CacheIndexes, Index
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
 from nb_api.cache.statistics import Followed, LocalCacheStatistics
 from nb_api.cache.subscriptions import Subscription, Subscriptions
-from nb_api.cache.sync import CacheSync
+from nb_api.cache.sync import CacheSync, log_resynced
 from nb_api.cache.sync_requests import SyncRequests
 from nb_api.cache.turn import Turn
 from nb_api.cache.version_waits import PATIENCE_S, CacheWaits
+from nb_api.coordination.snapshot_limit import NoTurn
 from nb_api.core.cache import CacheCore
 from nb_api.core.checks import TopicSelection
 from nb_api.core.differences import CacheChange, Created, Difference, Resynced
@@ -111,9 +112,8 @@ class LocalCache(WholeCache, VerifiedCopy):
             self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
         self._set_up_proof(nb, self._marks, self._sync, self._tables, verify_interval_s)
         forking.register(self)
-        self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(filters)
-        self._thread.start()
+        self._source.follow(self._step)
         self._proving.start()
 
     # -- reading
@@ -320,6 +320,9 @@ class LocalCache(WholeCache, VerifiedCopy):
             self.change(apply)
             self._requests.done()
 
+    def wake(self) -> None:
+        self._source.wake()
+
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None:
         self._requests.need_snapshot(reason, is_awaited=is_awaited, is_replacing=is_replacing)
         self._source.wake()
@@ -378,24 +381,28 @@ class LocalCache(WholeCache, VerifiedCopy):
                     self._subscriptions.welcome(self._core.position)
                 self._subscriptions.call(time.monotonic())
 
-    # -- the thread
+    # -- the thread that reads
 
-    def _run(self) -> None:
-        while not self._is_closed:
-            task, wait_s = self._requests.take(self._subscriptions.due)
-            try:
-                self._call_again()
-                if task is not None:
-                    self._attempt(task)
-                else:
-                    self._source.wait(wait_s)
-                    self._db.release_idle()
-            except Closed:
-                return
-            except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
-                self._pause(task, error)
-            finally:
-                self._requests.ended()
+    def _step(self) -> float:
+        """Do what is due.  Returns for how long there is nothing to do."""
+        task, wait_s = self._requests.take(self._subscriptions.due)
+        try:
+            self._check_usable()
+            self._call_again()
+            if task is not None:
+                self._attempt(task)
+                return 0.0
+            wait_s = self._source.wait(wait_s)
+            self._db.release_idle()
+            return wait_s
+        except Closed:
+            return math.inf
+        except NoTurn:
+            return self._requests.put_off(task)
+        except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
+            return self._failed(task, error)
+        finally:
+            self._requests.ended()
 
     def _attempt(self, task: SyncTask) -> None:
         """Raises DbError, Closed."""
@@ -422,24 +429,19 @@ class LocalCache(WholeCache, VerifiedCopy):
             self._requests.stood_in()
 
     def _tell_resynced(self, told: Sequence[Resynced]) -> None:
-        for one in told:
-            LOG.info(
-                "LocalCache: resynced by %s (%s) at revision %d: %d created, %d updated, %d deleted.",
-                one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
-            )  # fmt: skip
+        log_resynced(told)
         with self._turn:
             self._pass_on(told, time.monotonic())
 
-    def _pause(self, task: SyncTask | None, error: Exception) -> None:
-        """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""
+    def _failed(self, task: SyncTask | None, error: Exception) -> float:
+        """It is done again.  What is no error of ours or of the database's is shown in full.  Returns the pause."""
         self._sync.counters.failures += 1
         pause_s = self._requests.failed(task)
         LOG.warning(
             "LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s,
             exc_info=None if isinstance(error, HeliographError) else error,
         )  # fmt: skip
-        if task is None:
-            self._source.sleep(pause_s)
+        return pause_s if task is None else 0.0
 
     # -- the rest
 
@@ -478,8 +480,7 @@ class LocalCache(WholeCache, VerifiedCopy):
             self._requests.changed.notify_all()
         if self._resync_source is not None:
             self._resync_source.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._source.end()
         self._proving.close()
 
     def _check_usable(self) -> None:
@@ -493,6 +494,6 @@ class LocalCache(WholeCache, VerifiedCopy):
         self._indexes.check_not_indexing()
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._thread, self._source, self._turn, self._requests, self._resync_source))
+        forking.set_aside((self._source, self._turn, self._requests, self._resync_source))
         forking.set_aside((self._subscriptions, self._indexes, self._verifier, self._proving))
         self._is_inherited = True

@@ -20,7 +20,7 @@ from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP
 from nb_api.coordination import watch_note
-from nb_api.coordination.snapshot_limit import SnapshotLimit, SnapshotLimitCounters, SnapshotLimitSettings
+from nb_api.coordination.snapshot_limit import NoTurn, SnapshotLimit, SnapshotLimitCounters, SnapshotLimitSettings
 from nb_api.core.cache import CacheCore
 from nb_api.core.differences import Difference, Resynced
 from nb_api.core.resync_schedule import SyncTask
@@ -99,6 +99,9 @@ class CopyOwner(Protocol):
     def pause(self, seconds: float) -> None:
         """Sleep.  Raises Closed."""
 
+    def wake(self) -> None:
+        """Have what is due done now."""
+
 
 class CacheSync:
     """For one thread."""
@@ -134,19 +137,27 @@ class CacheSync:
         self.counters = SyncCounters(slots=self._limit.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
+        self._has_waited = False
+        """For its turn to read a snapshot, which has not come yet."""
         self._must_replace = False
         """The history is lost, and no snapshot could be read to its end since."""
 
     def perform(self, task: SyncTask) -> list[Resynced]:
-        """What was done.  A delta that cannot be done asks the owner for a snapshot.  Raises DbError, Closed."""
+        """What was done.  A delta that cannot be done asks for a snapshot.  Raises DbError, Closed, NoTurn."""
         told = self._perform(task)
         self.counters.done(told)
         return told
 
     def _perform(self, task: SyncTask) -> list[Resynced]:
         if task.is_snapshot:
-            with self._turns.take(self._owner.pause, self._limit.counters):
-                return self._snapshot(task, loss=self._examine()[1])
+            try:
+                with self._turns.take(self._owner.wake):
+                    self._has_waited = False
+                    return self._snapshot(task, loss=self._examine()[1])
+            except NoTurn:
+                self._limit.counters.waits += not self._has_waited
+                self._has_waited = True
+                raise
         revision, loss = self._examine()
         if loss is not None:
             self._escalate(loss, is_replacing=True)
@@ -387,6 +398,14 @@ class CacheSync:
     def _counts(self) -> tuple[int, int, int]:
         counters = self._core.counters
         return counters.created, counters.updated, counters.deleted
+
+
+def log_resynced(told: Sequence[Resynced]) -> None:
+    for one in told:
+        LOG.info(
+            "LocalCache: resynced by %s (%s) at revision %d: %d created, %d updated, %d deleted.",
+            one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
+        )  # fmt: skip
 
 
 def _no_progress() -> None:

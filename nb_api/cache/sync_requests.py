@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from oslo_config import cfg
 
 from nb_api.config import GROUP
+from nb_api.coordination.snapshot_limit import TURN_S
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.notify_config import CACHE_GROUP
 from pubsub_api.runtime.loops import ToldCondition
@@ -108,6 +109,13 @@ class SyncRequests:
         """It is due again.  Returns the pause."""
         with self.changed:
             return self._scheduler.failed(task or _FEED, time.monotonic())
+
+    def put_off(self, task: SyncTask | None) -> float:
+        """It was not its turn, and is due again.  Returns when to ask for the turn again, unless woken before."""
+        if task is not None:
+            with self.changed:
+                self._scheduler.put_off(task, time.monotonic())
+        return TURN_S
 
     def standing_in(self, requests: int) -> None:
         """The source stands in for the database, for what was asked for then; `stood_in` follows when that is told."""

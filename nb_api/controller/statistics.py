@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pubsub_api.runtime.durations import DurationHistogram
+
 
 @dataclasses.dataclass(frozen=True)
 class ControllerStatistics:
@@ -45,3 +47,5 @@ class ControllerStatistics:
     run_s: float
     """How long runs took, all together."""
     run_max_s: float
+    run_seconds: DurationHistogram
+    """How long runs took."""

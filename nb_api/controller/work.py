@@ -23,6 +23,7 @@ from nb_api.core.changes import DbObject
 from nb_api.core.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
+from pubsub_api.runtime.durations import DurationCounter
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ class _Times:
     waited_max_s: float = 0.0
     run_s: float = 0.0
     run_max_s: float = 0.0
+    runs: DurationCounter = dataclasses.field(default_factory=DurationCounter)
 
     def waited(self, seconds: float) -> None:
         self.waited_s += seconds
         self.waited_max_s = max(self.waited_max_s, seconds)
 
     def ran(self, seconds: float) -> None:
+        self.runs.add(seconds)
         self.run_s += seconds
         self.run_max_s = max(self.run_max_s, seconds)
 
@@ -426,7 +429,11 @@ class Work:
                 merged=counters.merged,
                 mapping_errors=self.mapping_errors,
                 complete_readings=self.complete_readings,
-                **dataclasses.asdict(self._times),
+                waited_s=self._times.waited_s,
+                waited_max_s=self._times.waited_max_s,
+                run_s=self._times.run_s,
+                run_max_s=self._times.run_max_s,
+                run_seconds=self._times.runs.read(),
             )
 
 

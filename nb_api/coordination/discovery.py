@@ -5,8 +5,8 @@ listening to what is registered.  What is decided, `nb_api.core.directory` decid
 without either, and together with it: an address is listened to once, and a publisher that is reached at two addresses
 is recognised by its GUID and its numbers.
 
-Both use the caller's database object from a thread of their own, and read and write nothing but their own small table,
-which is neither in the outbox nor in a cache that was not asked for it.
+Both use the caller's database object from another thread, a registration from one of its own, and read and write
+nothing but their own small table, which is neither in the outbox nor in a cache that was not asked for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nb_api.errors import ObjectExists, ObjectNotFound
 from pubsub_api.errors import Forked, HeliographError, InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.periodic import Failures, Pause, PeriodicThread, dispersed
+from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, dispersed
 
 LOG = logging.getLogger(__name__)
 
@@ -56,11 +56,12 @@ class AddressListener(Protocol):
 
 
 class _Service(Closeable):
-    """A thread that does something now and then, and at once when it is woken."""
+    """Does something now and then, and at once when it is woken."""
 
-    def __init__(self, name: str, failures: Failures, *, pause_s: Pause, retry_s: Pause | None = None) -> None:
+    def __init__(self, thread: PeriodicThread | PeriodicTask) -> None:
+        """``thread`` calls `_work`."""
         self._is_inherited = self._is_closed = False
-        self._thread = PeriodicThread(name, self._work, failures, pause_s=pause_s, retry_s=retry_s, at_once=True)
+        self._thread = thread
         forking.register(self)
 
     @abc.abstractmethod
@@ -83,7 +84,7 @@ class _Service(Closeable):
         return self._thread.wait_done(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End the thread.  Blocks while a call to the database is under way.  Idempotent."""
+        """End it.  Blocks while a call to the database is under way.  Idempotent."""
         self._is_closed = True
         self._thread.stop()
 
@@ -122,7 +123,12 @@ class Registration(_Service):
         )  # fmt: skip
         # A renewal that failed is tried again soon: there is room for several before the lease ends.
         interval_s = settings.renew_interval_s
-        super().__init__(f"registration-{publisher.name}", failures, pause_s=interval_s, retry_s=interval_s / 4)
+        super().__init__(
+            PeriodicThread(
+                f"registration-{publisher.name}", self._work, failures, pause_s=interval_s, retry_s=interval_s / 4,
+                at_once=True,
+            )
+        )  # fmt: skip
         self._db = db
         self._entry = DirectoryEntry(publisher.name, publisher.guid.hex(), publisher.address)
         self._owns_address = owns_address
@@ -220,7 +226,7 @@ class Directory(_Service):
         settings = read_discovery(db.conf)
         # Not in step: many subscribers start together when the power comes back.
         failures = Failures(LOG, "The directory of publishers cannot be read, nothing changes meanwhile")
-        super().__init__("directory", failures, pause_s=dispersed(settings.refresh_interval_s))
+        super().__init__(PeriodicTask(self._work, failures, pause_s=dispersed(settings.refresh_interval_s)))
         self._db = db
         self._subscriber = subscriber
         self._clock = clock

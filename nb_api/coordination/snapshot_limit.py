@@ -15,6 +15,7 @@ import random
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
@@ -31,10 +32,14 @@ TABLE = f"{OWN_PREFIX}snapshot-slots"
 PROCESS_READERS_MAX = 2
 """Caches of one process that read all objects, or wait for a slot to do so, at the same time.  A hundred that look for
 a slot would open as many connections, and slow down those that have one."""
-_TURN_S = 0.25
-"""A cache that is closed while it waits for its turn notices it after so long."""
+TURN_S = 1.0
+"""A cache that waits for its turn asks again after so long: the one that was told that there is one may be closed."""
 _RENEWALS_PER_LEASE = 3
 _LOOKS_PER_LEASE = 10
+
+
+class NoTurn(Exception):
+    """Other caches of this process have all turns now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +64,59 @@ class SnapshotLimitCounters:
 
 
 class ProcessTurns:
-    """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one."""
+    """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one.
+
+    Who takes one need not wait here: a hundred caches that wait for their turn shall not need a hundred threads.
+    """
 
     def __init__(self) -> None:
         self.after_fork_in_child()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
-        self._free = threading.Semaphore(PROCESS_READERS_MAX)
+        self._lock = threading.Lock()
+        self._free = PROCESS_READERS_MAX
+        self._waiting: deque[Callable[[], None]] = deque()
 
     @contextlib.contextmanager
-    def take(self, pause: Callable[[float], None], counters: SnapshotLimitCounters) -> Iterator[None]:
-        """Have a turn inside of the block; waits for it.  ``pause`` is called now and then, and raises Closed when the
-        cache is closed."""
-        free = self._free
-        if not free.acquire(blocking=False):
-            counters.waits += 1
-            while not free.acquire(timeout=_TURN_S):
-                pause(0.0)
+    def take(self, when_free: Callable[[], None]) -> Iterator[None]:
+        """Have a turn inside of the block.  Raises NoTurn when all are taken: ``when_free`` is called when one ends,
+        of as many callers as turns have ended, and the others ask again after `TURN_S`."""
+        lock = self._lock
+        with lock:
+            if not self._free:
+                if when_free not in self._waiting:
+                    self._waiting.append(when_free)
+                raise NoTurn("as many caches of this process as may are reading all objects")
+            self._free -= 1
+            if when_free in self._waiting:
+                self._waiting.remove(when_free)
         try:
             yield
         finally:
-            free.release()
+            if lock is self._lock:  # else the block has forked, and this is the child
+                with lock:
+                    self._free += 1
+                    waiting = self._waiting.popleft() if self._waiting else None
+                if waiting is not None:
+                    waiting()
+
+    @contextlib.contextmanager
+    def wait(self, pause: Callable[[float], None], counters: SnapshotLimitCounters) -> Iterator[None]:
+        """As `take`, for a thread that may wait.  ``pause`` is called now and then, and raises Closed in the end."""
+        is_free, has_waited = threading.Event(), False
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(self.take(is_free.set))
+                    break
+                except NoTurn:
+                    counters.waits += not has_waited
+                    has_waited = True
+                    is_free.wait(TURN_S / 4)
+                    is_free.clear()
+                    pause(0.0)
+            yield
 
 
 class SnapshotLimit:

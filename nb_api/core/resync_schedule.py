@@ -140,17 +140,21 @@ class SyncScheduler:
     def failed(self, task: SyncTask, now: float) -> float:
         """The task could not be finished: it is due again.  Returns the pause."""
         pause_s = self._backoff.next_s()
+        self.put_off(task, now + pause_s)
+        return pause_s
+
+    def put_off(self, task: SyncTask, due: float) -> None:
+        """The task was not begun, or could not be finished: it is due then."""
         if task.is_snapshot:
-            self._snapshot_due = min(self._snapshot_due, now + pause_s)
+            self._snapshot_due = min(self._snapshot_due, due)
             self._is_replacing |= task.is_replacing
         if task.is_delta:
-            self._delta_due = min(self._delta_due, now + pause_s)
+            self._delta_due = min(self._delta_due, due)
         if task.topics:
             self._topics |= task.topics
-            self._topics_due = min(self._topics_due, now + pause_s)
+            self._topics_due = min(self._topics_due, due)
         if not self.is_idle:
             self._reasons.update(dict.fromkeys(task.reason.split(", ")))
-        return pause_s
 
     def _delay(self, most_s: float) -> float:
         return self._jitter() * most_s

@@ -145,7 +145,7 @@ class Verifier:
         self._check_history()
         journal = self.copy.begin_journal()
         try:
-            with self.turns.take(self.copy.wait, self.limit.counters):
+            with self.turns.wait(self.copy.wait, self.limit.counters):
                 run = _Run(self, journal, deadline)
                 run.compare(*self._split_tables(), self._value_buckets(is_thorough))
             return run.finish()

@@ -11,10 +11,12 @@ from pubsub_api.driver_kit.inbox import Inbox
 from pubsub_api.driver_kit.reach import Reach
 from pubsub_api.driver_kit.threads import ReplaceableThread, join_thread
 from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.shared_threads import THREADS
 from pubsub_api.runtime.sockets.waking import Waker
 from pubsub_api.runtime.threads import start_thread
 
 __all__ = [
+    "THREADS",
     "Backoff",
     "DriverPublisher",
     "DriverSubscriber",

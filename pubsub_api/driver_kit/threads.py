@@ -59,9 +59,14 @@ class ReplaceableThread:
             raise
 
     @property
+    def owner(self) -> threading.Thread:
+        """The one that has not been replaced."""
+        return self._threads[-1]
+
+    @property
     def is_owner(self) -> bool:
         """Whether the calling thread has not been replaced."""
-        return self._threads[-1] is threading.current_thread()
+        return self.owner is threading.current_thread()
 
     @property
     def is_current(self) -> bool:

@@ -101,6 +101,11 @@ HELP: dict[str, dict[str, str]] = {
         "history_errors": (
             "Of a subscriber: calls of the program with history that raised, and attempts to read it that did."
         ),
+        "delay_seconds": (
+            "Of a subscriber: from the publication of the newest event of a call until the callback was called, "
+            "by the clocks of both hosts: a histogram."
+        ),
+        "callback_seconds": "Of a subscriber: how long calls of the event callback took: a histogram.",
     },
     "cache": {
         "frames": "Of a reliability cache: frames kept now.",
@@ -328,6 +333,7 @@ HELP: dict[str, dict[str, str]] = {
         "waited_max_s": "Of a controller: the longest of these waits.",
         "run_s": "Of a controller: how long the calls took, all together.",
         "run_max_s": "Of a controller: the longest of them.",
+        "run_seconds": "Of a controller: how long runs took: a histogram.",
     },
     "fleet": {
         "reports": "Of a process that tells the fleet: reports told.",

@@ -1,4 +1,4 @@
-"""One thread that repeats one piece of work, and that nothing but its owner ends.
+"""A thread, or threads that others share, that repeats one piece of work, and that nothing but its owner ends.
 
 A thread that ends in silence leaves its work undone for good.  So every Exception of the work is counted, logged at
 most once in a while, and the work is tried again; a thread that the system has no room for is started later.
@@ -7,6 +7,7 @@ most once in a while, and the work is tried again; a thread that the system has 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Protocol, Union
 from pubsub_api.core.errors import Closed, HeliographError, LimitReached
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.shared_threads import SharedTask
 from pubsub_api.runtime.threads import start_thread
 
 Pause = Union[float, Callable[[], float]]  # noqa: UP007  evaluated at run time, on Python 3.10 too
@@ -61,6 +63,20 @@ class Failures:
         self.is_failing = True
         unforeseen = None if isinstance(error, HeliographError) else error
         self._log("%s: %s. It will be tried again.", self._trouble, error, exc_info=unforeseen)
+
+
+def attempt(work: Callable[[], object], failures: Failures, on_failure: Callable[[Exception], None]) -> bool:
+    """Whether the work succeeded.  Raises Closed when it does, and no other Exception."""
+    try:
+        work()
+    except Closed:
+        raise
+    except Exception as error:  # noqa: BLE001  counted and logged
+        failures.note(error)
+        on_failure(error)
+    else:
+        failures.is_failing = False
+    return not failures.is_failing
 
 
 class PeriodicThread:
@@ -159,18 +175,53 @@ class PeriodicThread:
         while not self._is_stopping:
             wakeup.clear()
             try:
-                self._work()
+                if attempt(self._work, self.failures, self._on_failure):
+                    self._done.set()
             except Closed:
                 return
-            except Exception as error:  # noqa: BLE001  counted and logged
-                self.failures.note(error)
-                self._on_failure(error)
-            else:
-                self.failures.is_failing = False
-                self._done.set()
             if not self._is_stopping:  # set before the wake-up call that was cleared above
                 wakeup.wait(_seconds(self._retry_s if self.failures.is_failing else self._pause_s))
         self._at_end()
+
+
+class PeriodicTask:
+    """As a `PeriodicThread` that works at once, on threads that the process shares: it may have hundreds of them.
+    It cannot be used in a forked child.
+    """
+
+    def __init__(self, work: Callable[[], object], failures: Failures, *, pause_s: Pause) -> None:
+        self.failures = failures
+        self._work = work
+        self._pause_s = pause_s
+        self._done = threading.Event()
+        self._task = SharedTask(self._attempt)
+        self.is_started = False
+
+    def start(self) -> None:
+        """Begin; nothing when it has begun.  Raises LimitReached, and may be called again then."""
+        if not self.is_started:
+            self._task.start()
+            self.is_started = True
+
+    def wake(self) -> None:
+        """Work now instead of later."""
+        self._task.wake()
+
+    def wait_done(self, *, timeout_s: float) -> bool:
+        """Block until the work has succeeded once; False when the time is over."""
+        return self._done.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End, and wait for what is under way, unless the work itself calls this.  Idempotent."""
+        self._task.close()
+
+    def _attempt(self) -> float:
+        try:
+            if attempt(self._work, self.failures, lambda _error: None):
+                self._done.set()
+        except Closed:
+            return math.inf
+        return time.monotonic() + _seconds(self._pause_s)
 
 
 def _seconds(pause_s: Pause) -> float:

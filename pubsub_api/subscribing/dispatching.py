@@ -1,15 +1,16 @@
 """Calling the user: what waits in a subscriber's queue is decoded and handed over, in order, one call at a time.
 
-The thread that does it is the dispatcher's own, or that of a program that iterates.  A driver's thread may call the
-user with a frame that came alone (`pubsub_api.subscribing.inline_dispatch`): it uses `decode` and `tell` as well.
+The thread that does it is one that the process shares, or that of a program that iterates.  A driver's thread may call
+the user with a frame that came alone (`pubsub_api.subscribing.inline_dispatch`): it uses `decode` and `tell` as well.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import queue
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pubsub_api.core.errors import UndecodableBody
@@ -17,6 +18,8 @@ from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
+from pubsub_api.runtime.durations import DurationCounter
+from pubsub_api.runtime.shared_threads import SharedTask
 from pubsub_api.subscribing.decoding import decode
 from pubsub_api.subscribing.history_gate import HistoryGate
 from pubsub_api.subscribing.inline_dispatch import InlineDispatch
@@ -55,8 +58,6 @@ class Dispatcher:
         self._on_resync = on_resync
         self._gate = gate
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
-        self.put = self._queue.put
-        """Queue a batch; None ends the thread, and iterations."""
         self._reading: Iterator[Item] | None = None
         """What is left of the batch that a user reads, which counts in the queue until it was read."""
         self._size = 0
@@ -64,25 +65,36 @@ class Dispatcher:
         self._left = 0
         """Items that are left of a batch."""
         self.received = self.callback_errors = 0
+        self.delay_seconds = DurationCounter()
+        self.callback_seconds = DurationCounter()
         self.is_closed = False
         self.inline = InlineDispatch()
-        self.thread: threading.Thread | None = None
+        self.task: SharedTask | None = None
         """None when the user iterates."""
         if on_events is not None or on_frames is not None:
-            self.thread = threading.Thread(target=self._run, name="heliograph-dispatcher", daemon=True)
+            self.task = SharedTask(self._call_with_all)
+
+    def put(self, items: Sequence[Item] | None) -> None:
+        """Queue a batch; None ends iterations."""
+        self._queue.put(items)
+        if self.task is not None:
+            self.task.wake()
 
     def has_more(self) -> bool:
         """Whether more waits, asked from within a callback."""
         return self._left > 0 or not self._queue.empty()
 
-    def _run(self) -> None:
+    def _call_with_all(self) -> float:
+        """The work of the shared thread: what waits."""
         while True:
-            items = self._queue.get()
-            if items is None:
-                return
-            with self.inline.calling:
-                self._call_user(items)
-            self._handled(size_of(items))
+            try:
+                items = self._queue.get_nowait()
+            except queue.Empty:
+                return math.inf
+            if items is not None:
+                with self.inline.calling:
+                    self._call_user(items)
+                self._handled(size_of(items))
 
     def _call_user(self, items: Sequence[Item]) -> None:
         if self.on_frames is not None:
@@ -94,11 +106,16 @@ class Dispatcher:
     def tell(self, events: list[Event]) -> None:
         """Call the user.  Never raises."""
         assert self.on_events is not None
+        began = time.monotonic()
+        if (published := events[-1].timestamp) > 0:  # what comes without an envelope has none
+            self.delay_seconds.add(max(time.time_ns() - published, 0) * 1e-9)
         try:
             self.on_events(events)
         except BaseException:  # on this thread no exception means more than that it was raised
             self.callback_errors += 1
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+        finally:
+            self.callback_seconds.add(time.monotonic() - began)
 
     def _hand_over_all(self, items: Sequence[Item]) -> None:
         """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
@@ -195,7 +212,7 @@ class Dispatcher:
                 LOG.exception("Subscriber: the resync callback raised; it will be told again.")
                 self.callback_errors += 1
                 self._resync_failed(resync)
-                if self.thread is None and not isinstance(error, Exception):
+                if self.task is None and not isinstance(error, Exception):
                     raise  # the thread is that of the user, who iterates
 
 

@@ -1,18 +1,23 @@
 """Who calls the user: the dispatcher, or for a lone frame the very thread of the driver that received it.
 
 The second spares the frame the way to another thread, which has to be woken and to get the interpreter first.  But a
-callback may last, and while it does that thread receives nothing.  So somebody looks after it, and has the driver go on
-in another thread when it stays away; the dispatcher then does all the work for a while.
+callback may last, and while it does that thread receives nothing, for this subscriber and for others that it serves.
+So somebody looks after it, and has the driver go on in another thread when it stays away; the dispatcher then does all
+the work for a while.  It also does for a callback that usually takes more than a moment: that gains nothing here.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from pubsub_api.errors import LimitReached
+from pubsub_api.runtime import forking
 from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.shared_threads import THREADS, SharedTimer
 
 LOG = logging.getLogger(__name__)
 
@@ -23,26 +28,86 @@ LENT_MAX_S = 0.025
 """A thread that is away for longer is replaced, after twice as long at most: still below ``message_delay_window``."""
 PAUSE_S = 10.0
 """For how long no thread is borrowed after one had to be replaced: a callback that has lasted once will again."""
+MOMENT_S = 0.002
+"""A callback that takes longer on average is left to the dispatcher: a way to another thread takes less, and the
+subscribers that share the driver's thread would wait for each other."""
+MOMENT_PAUSE_S = 1.0
+"""For how long.  Less than the other pause: a thread that was not given a processor for a while looks the same."""
+_AVERAGE_OF = 16
+LOCK_WAIT_S = 0.01
+"""For so long the timers' thread waits for the lock of a subscriber; then it comes back later."""
 WATCH_S = 0.1
 """For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does.
 A few looks: an event that comes alone once a second must not cost forty."""
 
 
+class LoanWatch:
+    """Looks after all threads of the process that are lent, every `LENT_MAX_S` while there are.  For any thread."""
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._timer = SharedTimer(self._look)
+        self._loans: dict[InlineDispatch, threading.Lock] = {}
+        self._newest = -math.inf
+        self.is_watching = False
+
+    def begin(self, inline: InlineDispatch, lock: threading.Lock, now: float) -> None:
+        """Have it looked after until `end`, under the lock of its owner."""
+        self._loans[inline] = lock
+        self._newest = now
+        if not self.is_watching:  # looked at after the loan was noted: `_look` does it the other way round
+            self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        try:
+            THREADS.add_timer(self._timer)
+        except LimitReached as error:  # tried again with the next loan
+            LOG.error("Nobody looks after a callback: %s", error)
+            return
+        self.is_watching = True
+        THREADS.set_timer(self._timer, now + LENT_MAX_S)
+
+    def end(self, inline: InlineDispatch) -> None:
+        self._loans.pop(inline, None)
+
+    def _look(self) -> float:
+        now = time.monotonic()
+        for inline, lock in list(self._loans.items()):
+            if lock.acquire(timeout=LOCK_WAIT_S):
+                try:
+                    inline.look_after(now)
+                finally:
+                    lock.release()
+        if now - self._newest >= WATCH_S and not self._loans:
+            THREADS.remove_timer(self._timer)
+            self.is_watching = False
+            if now - self._newest >= WATCH_S and not self._loans:
+                return math.inf
+            self._watch(now)
+        return now + LENT_MAX_S
+
+
+LOANS = LoanWatch()
+"""Those of this process."""
+
+
 class InlineDispatch:
     """At most one loan at a time.  The owner calls everything under its lock, except where it says otherwise."""
 
-    __slots__ = ("_borrower", "_lent_at", "_log", "_not_before", "_relieve", "calling", "is_watched", "relieved")
+    __slots__ = ("_average_s", "_borrower", "_lent_at", "_log", "_not_before", "_relieve", "calling", "relieved")
 
     def __init__(self) -> None:
         self.calling = threading.Lock()
         """Held by the thread that calls the user.  The dispatcher takes it without the owner's lock."""
-        self.is_watched = False
-        """`look_after` has to be called every `LENT_MAX_S`."""
         self.relieved = 0
         """How many threads were replaced."""
         self._relieve: Relieve | None = None
         self._lent_at = float("-inf")
         self._not_before = float("-inf")
+        self._average_s = 0.0
         self._borrower = 0
         self._log = SeldomLog(LOG, level=logging.ERROR)
 
@@ -55,9 +120,13 @@ class InlineDispatch:
         self._borrower = threading.get_ident()
         return True
 
-    def end(self) -> bool:
+    def end(self, now: float) -> bool:
         """The thread is free again.  True when it was replaced meanwhile."""
         is_relieved = self._relieve is None
+        average_s = self._average_s + (now - self._lent_at - self._average_s) / _AVERAGE_OF
+        self._average_s = min(average_s, 2 * MOMENT_S)  # so that a callback that has become brief is soon known to be
+        if average_s > MOMENT_S:
+            self._not_before = max(self._not_before, now + MOMENT_PAUSE_S)
         self._relieve = None
         self._borrower = 0
         self.calling.release()
@@ -65,9 +134,7 @@ class InlineDispatch:
 
     def look_after(self, now: float) -> None:
         """Have the thread replaced when it is away for too long."""
-        if self._relieve is None:
-            self.is_watched = now - self._lent_at < WATCH_S
-        elif now - self._lent_at >= LENT_MAX_S:
+        if self._relieve is not None and now - self._lent_at >= LENT_MAX_S:
             self._not_before = now + PAUSE_S
             try:
                 self._relieve()

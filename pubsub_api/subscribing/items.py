@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pubsub_api.core.events import Event
 from pubsub_api.core.receiving.instream import Delivery
@@ -30,3 +30,17 @@ def size_of(items: Sequence[Item]) -> int:
         elif isinstance(item, Event):
             size += len(item.value or b"")
     return size
+
+
+def portions(items: Sequence[Item], bytes_max: int) -> Iterator[tuple[list[Item], int]]:
+    """What a repair made ready at once, in portions with their sizes: so the dispatcher makes room while it works."""
+    portion: list[Item] = []
+    size = 0
+    for item in items:
+        portion.append(item)
+        size += size_of((item,))
+        if size > bytes_max:
+            yield portion, size
+            portion, size = [], 0
+    if portion:
+        yield portion, size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pubsub_api.runtime.durations import DurationHistogram
+
 
 @dataclasses.dataclass(frozen=True)
 class SubscriberStatistics:
@@ -73,3 +75,7 @@ class SubscriberStatistics:
     """Objects of which it is not remembered any more what was delivered."""
     history_errors: int
     """Calls of the user with history that raised, and reads that did."""
+    delay_seconds: DurationHistogram
+    """From the publication of the newest event of a call until the callback was called, by the clocks of both hosts."""
+    callback_seconds: DurationHistogram
+    """How long calls of the event callback took."""

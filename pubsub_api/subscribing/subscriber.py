@@ -1,19 +1,20 @@
 """The subscriber: receives frames from a driver, lets the core put them in order, and calls the user.
 
-Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
-The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes
-them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames
-wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are discarded and
-counted, and a resync follows.
+Three threads meet here.  The driver's brings frames and runs the core under a lock, a few operations per frame.  The
+timers' runs the core when time has passed.  The dispatcher, on a shared one, takes whole frames from a bounded queue,
+decodes them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full,
+frames wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are
+discarded and counted, and a resync follows.
 
 A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
-calls the user, and the clock thread sees to it that receiving goes on when the callback lasts
-(`pubsub_api.subscribing.inline_dispatch`).
+calls the user (`pubsub_api.subscribing.inline_dispatch`), and receiving goes on in another when the callback lasts.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import os
 import random
 import threading
@@ -33,16 +34,17 @@ from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
+from pubsub_api.driver_kit.threads import join_thread
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
-from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.shared_threads import THREADS, SharedTimer, run_soon
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
-from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, Relieve
-from pubsub_api.subscribing.items import Item, Mark, size_of
+from pubsub_api.subscribing.inline_dispatch import LOANS, LOCK_WAIT_S, Relieve
+from pubsub_api.subscribing.items import Item, Mark, portions, size_of
 from pubsub_api.subscribing.reading import EventReader
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
@@ -107,7 +109,7 @@ class Subscriber(Closeable):
         )
         self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
-        self._borrows = gate is None and self._dispatcher.thread is not None
+        self._borrows = gate is None and self._dispatcher.task is not None
         self._foreign = self._foreign_discarded = 0
         self._refused_frames = RefusedFrames(LOG)
         self._addresses = set(addresses)
@@ -115,15 +117,14 @@ class Subscriber(Closeable):
         self._ready = threading.Event()
         self._is_closed = False
         self._is_inherited = False
-        self._clock_wakeup = threading.Event()
-        self._clock_deadline = 0.0
+        self._timer = SharedTimer(self._tick)
+        self._timer_due = -math.inf
         self._end = driver.get_subscriber()
         self._end.initialize(self)
         for topic_filter in (*topics, CONTROL_TOPIC):
             self._end.register_topic(topic_filter)
         for address in addresses:
             self._end.register_listen_address(address)
-        self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
         try:
             self._start()
         except BaseException:
@@ -132,10 +133,11 @@ class Subscriber(Closeable):
 
     def _start(self) -> None:
         """Raises LimitReached, and what the driver's ``daemonize`` raises."""
-        if self._dispatcher.thread is not None:
-            start_thread(self._dispatcher.thread)
         forking.register(self)
-        start_thread(self._clock)
+        if self._dispatcher.task is not None:
+            self._dispatcher.task.start()
+        THREADS.add_timer(self._timer)
+        THREADS.set_timer(self._timer, time.monotonic())
         self._end.daemonize()
         if self._gate is not None:
             self._gate.start(self)
@@ -165,7 +167,8 @@ class Subscriber(Closeable):
         finally:
             with self._lock:
                 self._done(len(delivery[0]))
-                is_relieved = dispatcher.inline.end()
+                LOANS.end(dispatcher.inline)
+                is_relieved = dispatcher.inline.end(time.monotonic())
         return is_relieved
 
     def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
@@ -181,14 +184,12 @@ class Subscriber(Closeable):
             core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
             delivery = core.on_lone_frame(frame, now)
             if delivery is None:
-                inline.end()
+                inline.end(now)
                 return None
             self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
             self._waiting = 1
             self._queue_bytes += len(frame)
-            if not inline.is_watched:
-                inline.is_watched = True
-                self._clock_wakeup.set()
+            LOANS.begin(inline, self._lock, now)
             return delivery
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
@@ -240,7 +241,8 @@ class Subscriber(Closeable):
         if out:
             size = size_of(out)
             if size > _PORTION_BYTES:
-                self._enqueue_portions(out)
+                for portion, portion_size in portions(out, _PORTION_BYTES):
+                    self._enqueue(portion, portion_size)
             else:
                 self._enqueue(out, size)
             if not self._ready.is_set() and self._core.is_ready:
@@ -251,27 +253,16 @@ class Subscriber(Closeable):
             self._is_overrun = self._core.room.is_overrun
             if self._is_overrun:
                 LOG.warning("Subscriber: the callback is too slow and events are discarded. A resync will follow.")
-        if self._core.next_deadline() < self._clock_deadline:
-            self._clock_wakeup.set()
+        due = self._core.next_deadline()
+        if due < self._timer_due:
+            self._timer_due = due
+            THREADS.set_timer(self._timer, due)
         return queries
 
     def _enqueue(self, items: Sequence[Item], size: int) -> None:
         self._waiting += 1
         self._queue_bytes += size
         self._dispatcher.put(items)
-
-    def _enqueue_portions(self, items: Sequence[Item]) -> None:
-        """Queue what a repair made ready at once so that the dispatcher makes room while it works on it."""
-        portion: list[Item] = []
-        size = 0
-        for item in items:
-            portion.append(item)
-            size += size_of((item,))
-            if size > _PORTION_BYTES:
-                self._enqueue(portion, size)
-                portion, size = [], 0
-        if portion:
-            self._enqueue(portion, size)
 
     def _ask(self, queries: list[messages.Query]) -> None:
         for query in queries:
@@ -288,18 +279,21 @@ class Subscriber(Closeable):
                 more = self._collect()
             self._ask(more)
 
-    def _run_clock(self) -> None:
-        while not self._is_closed:
-            with self._lock:
-                self._core.poll(time.monotonic())
-                queries = self._collect()
-                self._dispatcher.inline.look_after(time.monotonic())
-                self._clock_deadline = self._core.next_deadline()
-                self._clock_wakeup.clear()
-                wait_max_s = LENT_MAX_S if self._dispatcher.inline.is_watched else threading.TIMEOUT_MAX
-            self._ask(queries)
-            self._refused_frames.look(self._core.counters.bad_frames)
-            self._clock_wakeup.wait(min(max(0.001, self._clock_deadline - time.monotonic()), wait_max_s))
+    def _tick(self) -> float:
+        """The timers' thread, which others wait for, runs the core.  Returns when it has to be run again."""
+        if not self._lock.acquire(timeout=LOCK_WAIT_S):
+            return time.monotonic() + LOCK_WAIT_S
+        try:
+            self._timer_due = -math.inf  # what comes next is returned
+            self._core.poll(time.monotonic())
+            queries = self._collect()
+            due = self._timer_due = max(self._core.next_deadline(), time.monotonic() + 0.001)
+        finally:
+            self._lock.release()
+        if queries:
+            run_soon(functools.partial(self._ask, queries))  # a driver may take its time
+        self._refused_frames.look(self._core.counters.bad_frames)
+        return due
 
     # -- what the dispatcher calls
 
@@ -349,7 +343,7 @@ class Subscriber(Closeable):
         return event
 
     def _check_reading(self) -> None:
-        if self._dispatcher.thread is not None and not (self._gate and self._gate.is_iterated):
+        if self._dispatcher.task is not None and not (self._gate and self._gate.is_iterated):
             raise UsageError("this subscriber calls back; make one without a callback to read")
         self._check_usable()
 
@@ -462,6 +456,8 @@ class Subscriber(Closeable):
                 callback_errors=self._dispatcher.callback_errors,
                 receiver_errors=self._end.receiver_errors,
                 relieved=self._dispatcher.inline.relieved,
+                delay_seconds=self._dispatcher.delay_seconds.read(),
+                callback_seconds=self._dispatcher.callback_seconds.read(),
                 driver=of_driver,
                 **vars(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
@@ -473,19 +469,17 @@ class Subscriber(Closeable):
             return
         self._is_closed = self._dispatcher.is_closed = True
         self._end.close()
-        self._clock_wakeup.set()
+        THREADS.remove_timer(self._timer)
         self._dispatcher.put(None)
-        inline = self._dispatcher.inline
-        threads: list[threading.Thread | None] = [self._clock, self._dispatcher.thread]
+        inline, task = self._dispatcher.inline, self._dispatcher.task
+        is_calling = inline.is_borrower or (task is not None and task.is_mine)
         if self._gate is not None:
-            threads = [self._clock] if self._gate.is_calling else [*threads, self._gate.thread]
+            is_history = self._gate.is_calling
+            is_calling |= is_history
             self._gate.close()
-        elif inline.is_borrower:
-            threads = [self._clock]  # the dispatcher may wait for its turn, and that means for this very call
-        for thread in threads:
-            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-                thread.join()
-        is_calling = inline.is_borrower or threading.current_thread() is self._dispatcher.thread
+            join_thread(None if is_history else self._gate.thread)
+        if task is not None:
+            task.close(is_waiting=not is_calling)  # one that waits for its turn may wait for this very call
         if self._borrows and not is_calling:
             with inline.calling:
                 pass  # a thread that was calling the user has returned
@@ -497,6 +491,6 @@ class Subscriber(Closeable):
             raise Forked("a subscriber does not live on in a forked child: make a new one there")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._gate))
+        forking.set_aside((self._end, self._dispatcher, self._lock, self._gate))
         self._is_inherited = True
         self._lock = threading.Lock()

@@ -1,9 +1,9 @@
 """Conversations with etcd: transactions over gRPC, all else over the JSON gateway that it has at ``/v3/``.
 
 gRPC takes half the time of the gateway, which matters where somebody waits for a commit
-(`heliograph_drivers.db.etcd.wire.http2`).  The gateway is the way for everything else, and for transactions when there is
-no gRPC at the endpoint, as behind a proxy for HTTP/1, and when they are large.  Its answers tell the time of the server,
-too.
+(`heliograph_drivers.db.etcd.wire.http2`).  The gateway is the way for everything else, and for transactions when there
+is no gRPC at the endpoint, as behind a proxy for HTTP/1, and when they are large.  Its answers tell the time of the
+server, too.
 """
 
 from __future__ import annotations

@@ -71,21 +71,22 @@ def check_path(path: pathlib.Path) -> None:
         raise InvalidConfig(f"the socket path {str(path)!r} is longer than the {longest} bytes that the system allows")
 
 
-def use_ipv6(sock: Socket, address: str) -> None:
+def host_name(address: str) -> str:
+    """The name in an address that has to be looked up before it can be used; empty when it has none."""
+    host = "" if "[" in address else urlsplit(address).hostname or ""
+    return "" if host in WILDCARD_HOSTS or host.replace(".", "").isdigit() else host
+
+
+def uses_ipv6(address: str) -> bool:
     """IPv6 is switched on only where it is needed: with it, ``*`` would mean other interfaces than without, and a name
     that has addresses of both kinds, as ``localhost`` has, would mean the one that publishers seldom listen on.
 
     A host name is looked up, which blocks for as long as the system's resolver takes.
     """
-    if "[" in address or _has_only_ipv6(urlsplit(address).hostname or ""):
-        sock.set(zmq.IPV6, 1)
-
-
-def _has_only_ipv6(host: str) -> bool:
-    if not host or host in WILDCARD_HOSTS or host.replace(".", "").isdigit():
-        return False
+    if not (name := host_name(address)):
+        return "[" in address
     try:
-        found = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = {family for family, *_ in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False  # unknown now; ZeroMQ looks it up again and again
     return found == {socket.AF_INET6}
@@ -94,7 +95,7 @@ def _has_only_ipv6(host: str) -> bool:
 def bind_tcp(sock: Socket, host: str, port: int) -> None:
     """Bind, to a free port when ``port`` is 0: `bound_to` tells which.  Raises AddressInUse, InvalidConfig."""
     address = tcp_address(_numeric(host), port or "*")
-    use_ipv6(sock, address)
+    sock.set(zmq.IPV6, uses_ipv6(address))
     try:
         sock.bind(address)
     except zmq.ZMQError as error:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+from collections.abc import Callable
 
 import zmq
 from oslo_config import cfg
@@ -34,6 +35,9 @@ from pubsub_api.driver_kit import Backoff, Tally
 from pubsub_api.errors import LimitReached
 
 LOG = logging.getLogger(__name__)
+
+ContextOf = Callable[[str], "zmq.Context[Socket]"]
+"""Gives the context for the name of a host, empty for an address.  May raise LimitReached."""
 
 _EVENT = struct.Struct("=HI")
 
@@ -58,21 +62,19 @@ class ZmqLink:
     """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
     `on_deadline` must be called, if it is open.  None is never."""
 
-    def __init__(
-        self, context: zmq.Context[Socket], conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally
-    ) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally) -> None:
         self.address = address
         self.sub: Socket | None = None
         self.monitor: Socket | None = None
         self.dealer: Socket | None = None
         self.incoming: list[tuple[Socket, int]] = []
+        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_in_burst = False
         """A frame was read, and more may have come with it."""
-        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None
-        self._context = context
+        self._context: zmq.Context[Socket] | None = None
         self._conf = conf
         self._curve = curve
         self._tally = tally
@@ -94,11 +96,12 @@ class ZmqLink:
 
     # -- connection
 
-    def open(self, prefixes: list[bytes], now: float) -> None:
+    def open(self, prefixes: list[bytes], now: float, context_of: ContextOf, *, uses_ipv6: bool) -> None:
         """Connect and subscribe.  Sets ``lost`` when even that fails."""
         self.deadline = None
         try:
-            self._open(prefixes)
+            self._context = context_of(endpoints.host_name(self.address))
+            self._open(prefixes, uses_ipv6=uses_ipv6)
         except LimitReached as error:
             self.lost = str(error)
             self._is_refused = True  # waiting alone does not help against it, so it is told
@@ -107,7 +110,8 @@ class ZmqLink:
         else:
             self._start_barrier(now)
 
-    def _open(self, prefixes: list[bytes]) -> None:
+    def _open(self, prefixes: list[bytes], *, uses_ipv6: bool) -> None:
+        assert self._context is not None
         check_room(3 * SOCKET, f"the link to {self.address}")  # frames, its monitor, and questions
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
@@ -118,7 +122,7 @@ class ZmqLink:
         sub.monitor(monitored, _WATCHED)
         self.monitor = self._context.socket(zmq.PAIR)
         self.monitor.connect(monitored)
-        self._connect(sub, self.address)
+        self._connect(sub, self.address, uses_ipv6)
         for prefix in prefixes:
             sub.subscribe(prefix)
 
@@ -167,6 +171,7 @@ class ZmqLink:
                 self.lost = _LOSSES[event]
 
     def _new_socket(self, kind: int) -> Socket:
+        assert self._context is not None
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
@@ -181,8 +186,8 @@ class ZmqLink:
         return sock
 
     @staticmethod
-    def _connect(sock: Socket, address: str) -> None:
-        endpoints.use_ipv6(sock, address)
+    def _connect(sock: Socket, address: str, uses_ipv6: bool) -> None:
+        sock.set(zmq.IPV6, uses_ipv6)
         sock.connect(address)
 
     # -- subscriptions and the barrier
@@ -293,6 +298,7 @@ class ZmqLink:
         if self.dealer is not None:
             self.dealer.close(0)
             self.dealer = None
-        if publisher.serves:
+        if publisher.serves and self.sub is not None:
             self.dealer = self._new_socket(zmq.DEALER)
-            self._connect(self.dealer, endpoints.query_address(self.address, publisher.query_port))
+            address = endpoints.query_address(self.address, publisher.query_port)
+            self._connect(self.dealer, address, bool(self.sub.get(zmq.IPV6)))

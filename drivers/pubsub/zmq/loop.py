@@ -1,73 +1,68 @@
-"""The receiving thread of a ZeroMQ subscriber.  It owns the sockets of all links and makes all calls to the receiver.
+"""The receiving thread of all ZeroMQ subscribers of a process.  It owns their sockets and makes all calls to receivers.
 
-Other threads leave commands for it and wake it.  It reads what is there, a burst at a time, and passes frames on in one
-call per burst.  The first frame of a burst is passed on by itself, before it is known whether there are more: the only
-frame, unless there is a flood, should not wait for that question.
+Other threads leave commands for it and wake it.  It waits for all sockets at once, and has the links whose sockets
+have something to read read it (`links.SubscriberLinks`).  One thread, one wait and one context of ZeroMQ, which has two
+threads of its own, are enough for hundreds of subscribers.
 
-Between two turns, when nothing is under way, the thread is lent to the receiver.  When it stays away, another thread
-goes on where it left off, and it ends when it comes back: a socket may change hands, but two never use it at once.
+After each read, when nothing is half done, the thread is lent to the receiver that the frames are for.  When it stays
+away, another thread goes on where it left off, and it ends when it comes back: a socket may change hands, but two never
+use it at once.  So what a receiver does there never holds up other subscribers for long.
+
+A publisher that is named by the name of a host has a context with all others on that host: ZeroMQ looks the name up in
+a thread of the context, and stands still for as long as the resolver does not answer.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import zmq
-from oslo_config import cfg
 
-from heliograph_drivers.pubsub.zmq.access.curve import Curve
 from heliograph_drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
 from heliograph_drivers.pubsub.zmq.endpoints import Socket
-from heliograph_drivers.pubsub.zmq.link import ZmqLink
-from heliograph_drivers.pubsub.zmq.options import RECEIVE_HWM
 from heliograph_drivers.pubsub.zmq.watch import DescriptorWatch
-from heliograph_drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
-from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
-from pubsub_api.core.frame import is_frame
-from pubsub_api.core.topics import check_topic
-from pubsub_api.driver import Disconnected, LinkReport
-from pubsub_api.driver_kit import GuardedReceiver, ReplaceableThread, Tally, UseCounts, Waker
-from pubsub_api.errors import InvalidTopic, LimitReached
+from pubsub_api.driver_kit import ReplaceableThread, Waker
+from pubsub_api.errors import LimitReached
+from pubsub_api.runtime import forking
+
+if TYPE_CHECKING:
+    from heliograph_drivers.pubsub.zmq.links import SubscriberLinks
 
 LOG = logging.getLogger(__name__)
 
-_NOBLOCK = zmq.NOBLOCK
-_BURST_FRAMES = 128
-"""Frames read from one link before they are passed on and the other links get a turn."""
-_SOCKETS_MAX = 16_384
-"""Sockets in the context.  A link has up to four, one of them hidden; the default would end at 255 links."""
+_SOCKETS_MAX = 32_768
+"""Sockets in a context.  A link has up to four, one of them hidden; the default would end at 255 links."""
 
 
 class ReceiveLoop:
-    """The receiving thread and what it owns.  `post` and `stop` may be called from any thread, the rest is its own."""
+    """The receiving thread and what it owns.  What is said to be for any thread may be called from any, the rest is its
+    own."""
 
-    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: GuardedReceiver, tally: Tally) -> None:
-        self._conf = conf
-        self._curve = curve
-        self._receiver = receiver
-        self._tally = tally
+    def __init__(self) -> None:
+        """Raises LimitReached."""
         check_room(CONTEXT, "a subscriber")
-        self._context: zmq.Context[Socket] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
-        self._links: dict[str, ZmqLink] = {}
-        self._prefixes: UseCounts[bytes] = UseCounts()
-        self._watch = DescriptorWatch()
-        self._watch.add(self._waker.fd, self._on_wake)
-        self._frames: list[bytes] = []
-        # What a lost link may still hold.  If ZeroMQ has connected again by itself, more comes, without an end.
-        self._drain_bursts_max = 2 + RECEIVE_HWM // _BURST_FRAMES
-        self.responders = 0
-        """Links whose publisher answers queries.  Read by other threads."""
+        self._contexts: dict[str, zmq.Context[Socket]] = {}
+        self._members: dict[SubscriberLinks, None] = {}
+        self.watch = DescriptorWatch()
+        self.watch.add(self._waker.fd, self._on_wake)
+        self._deadline: float | None = math.inf
+        """Of all links; None: it has to be found."""
+        self.filled: SubscriberLinks | None = None
+        """Has frames to pass on, with the thread."""
         self._thread = ReplaceableThread("zmq-subscriber", self._run)
+        self.users = 0
+        """Subscribers that have entered and not left.  Guarded by `SharedLoop`."""
 
-    # -- called from any thread
+    # -- for any thread
 
     def start(self) -> None:
         """Raises LimitReached, and leaves nothing open then."""
@@ -81,9 +76,16 @@ class ReceiveLoop:
     def is_alive(self) -> bool:
         return self._thread.is_alive
 
-    def join(self) -> None:
-        """Wait until every thread has ended, except the calling one."""
-        self._thread.join()
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one that receives: what it waits for must not need that thread."""
+        return self._thread.is_owner
+
+    def replace_thread(self) -> threading.Thread:
+        """Go on in another thread, while this one is lent.  Returns the former.  Raises LimitReached."""
+        former = self._thread.owner
+        self._thread.replace()
+        return former
 
     def post(self, command: Callable[[], None]) -> None:
         """Have the thread call ``command``, after those posted before."""
@@ -91,260 +93,115 @@ class ReceiveLoop:
         self._waker.wake()
 
     def stop(self) -> None:
-        """Have the thread end.  The receiver is not called again, except that a call under way is finished."""
+        """Have the thread end.  Waits for it, unless it is the calling one."""
         self._is_stopping = True
         self._waker.wake()
+        self._thread.join()
 
-    # -- commands
+    # -- the thread, for links
 
-    def add_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.add(subscription_prefixes(topic_filter))
-        for link in self._links.values():
-            link.subscribe(topic_filter, prefixes, time.monotonic())
+    def enter(self, member: SubscriberLinks) -> None:
+        self._members[member] = None
 
-    def remove_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.remove(subscription_prefixes(topic_filter))
-        for link in self._links.values():
-            link.unsubscribe(topic_filter, prefixes)
+    def leave(self, member: SubscriberLinks) -> None:
+        self._members.pop(member, None)
+        self.deadlines_changed()
 
-    def add_link(self, address: str) -> None:
-        self._links[address] = ZmqLink(self._context, self._conf, self._curve, address, self._tally)
-        self._open(self._links[address])
+    def deadlines_changed(self) -> None:
+        """A link has another deadline, or may have."""
+        self._deadline = None
 
-    def remove_link(self, address: str) -> None:
-        link = self._links.pop(address)
-        was_up = link.is_up
-        self._remove_sockets(link)
-        link.close()
-        self._count_responders()
-        if was_up:
-            self._report([Disconnected(address, "the address was unregistered")])
-
-    def ask(self, query: bytes) -> None:
-        for link in self._links.values():
-            link.ask(query)
-        self.look_for_responders()
-
-    def look_for_responders(self) -> None:
-        for link in self._links.values():
-            link.look_for_responder(time.monotonic())
+    def context_of(self, host_name: str) -> zmq.Context[Socket]:
+        """The context for links to that host, empty for those to addresses.  Raises LimitReached."""
+        context = self._contexts.get(host_name)
+        if context is None:
+            check_room(CONTEXT, f"a link to the host {host_name or 'with an address'}")
+            context = self._contexts[host_name] = zmq.Context()
+            context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
+        return context
 
     # -- the thread
 
     def _run(self) -> None:
-        is_relieved = False
         try:
-            while not (self._is_stopping or is_relieved):
-                self._turn()
-                is_relieved = self._pass_on_lent()
-        except zmq.ZMQError as error:
+            while not self._is_stopping:
+                if self._turn():
+                    return
+        except Exception:
             LOG.exception("receiving has stopped")
-            self._report(Disconnected(link.address, f"{error}") for link in self._links.values() if link.is_up)
+            for member in list(self._members):
+                member.report_lost("receiving has stopped")
         finally:
             if self._thread.is_owner:
                 self._release()
 
     def _release(self) -> None:
         self._is_stopping = True
-        for link in self._links.values():
-            link.close()
-        self._context.term()
+        for member in list(self._members):
+            member.release()
+        for context in self._contexts.values():
+            context.term()
+        self.watch.close()
         self._waker.close()
 
-    def _turn(self) -> None:
-        """Wait for something to happen, and handle it."""
-        wait_ms = self._wait_ms()
-        ready = self._watch.wait(wait_ms)
+    def _turn(self) -> bool:
+        """Wait for something to happen, and handle it.  True when the thread was replaced meanwhile."""
+        watch = self.watch
+        if (due := self._deadline) is None:
+            due = self._deadline = min((member.deadline for member in self._members), default=math.inf)
+        watch.wait(None if due == math.inf else max(0.0, due - time.monotonic()))
         # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
-        if self._waker.fd in ready:
-            del ready[self._waker.fd]
+        if watch.take(self._waker.fd):
             self._on_wake()
-        self._watch.handle(ready)
-        if wait_ms is not None:
-            self._handle_deadlines()
+        while watch.handle():
+            if self.filled is not None:
+                member, self.filled = self.filled, None
+                if member.pass_on_lent():
+                    return True
+        if due <= time.monotonic():
+            for member in list(self._members):
+                member.handle_deadlines(time.monotonic())
+        return False
 
     def _on_wake(self) -> bool:
         self._waker.clear()  # before looking: a command that comes after the look wakes us again
         while self._commands:
             self._commands.popleft()()
-            self._watch.look_at_all()
         return False
 
-    def _wait_ms(self) -> int | None:
-        deadlines = [link.deadline for link in self._links.values() if link.deadline is not None]
-        if not deadlines:
-            return None
-        return max(0, 1 + int(1000 * (min(deadlines) - time.monotonic())))
 
-    def _handle_deadlines(self) -> None:
-        for link in self._links.values():
-            if link.deadline is None or link.deadline > time.monotonic():
-                continue
-            if link.sub is None:
-                self._open(link)
-            else:
-                reports = link.on_deadline(time.monotonic())
-                self._watch.look_at_all()
-                self._report(reports)
+class SharedLoop:
+    """The loop of this process: begins with the first subscriber and ends with the last."""
 
-    def _open(self, link: ZmqLink) -> None:
-        link.open(list(self._prefixes), time.monotonic())
-        self._add_sockets(link)
-        self._drop_if_lost(link)
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        forking.register(self)
 
-    def _add_sockets(self, link: ZmqLink) -> None:
-        """Watch the sockets that the link has now."""
-        handlers = ((link.sub, self._on_data), (link.monitor, self._on_monitor), (link.dealer, self._on_replies))
-        for sock, handler in handlers:
-            if sock is not None:
-                self._watch.add(sock.fileno(), functools.partial(handler, link))
+    def after_fork_in_child(self) -> None:
+        if (inherited := getattr(self, "_loop", None)) is not None:
+            forking.set_aside(inherited)
+        self._lock = threading.Lock()
+        self._loop: ReceiveLoop | None = None
 
-    def _remove_sockets(self, link: ZmqLink) -> None:
-        for sock in link.sockets:
-            self._watch.remove(sock.fileno())
+    def enter(self) -> ReceiveLoop:
+        """Raises LimitReached."""
+        with self._lock:
+            if self._loop is None or not self._loop.is_alive:
+                loop = ReceiveLoop()
+                loop.start()
+                self._loop = loop
+            self._loop.users += 1
+            return self._loop
 
-    def _drop_if_lost(self, link: ZmqLink) -> None:
-        if link.lost is None:
-            return
-        for _ in range(self._drain_bursts_max if link.sub is not None else 0):
-            is_more = self._read_burst(link)
-            self._pass_on()
-            if not is_more:
-                break
-        self._remove_sockets(link)
-        reports = link.drop(time.monotonic())
-        self._count_responders()
-        self._report(reports)
+    def leave(self, loop: ReceiveLoop) -> None:
+        """Waits for the thread when it was the last, unless that is the calling one."""
+        with self._lock:
+            loop.users -= 1
+            is_last = not loop.users
+            if is_last and self._loop is loop:
+                self._loop = None
+        if is_last:
+            loop.stop()
 
-    def _count_responders(self) -> None:
-        self.responders = sum(link.dealer is not None for link in self._links.values())
 
-    # -- what comes in
-
-    def _on_data(self, link: ZmqLink) -> bool:
-        is_more = self._read_burst(link)
-        if link.lost is not None:
-            self._drop_if_lost(link)
-        return is_more
-
-    def _on_monitor(self, link: ZmqLink) -> bool:
-        link.read_monitor(time.monotonic())
-        self._drop_if_lost(link)
-        return False
-
-    def _on_replies(self, link: ZmqLink) -> bool:
-        assert link.dealer is not None
-        is_more = True
-        try:
-            for _ in range(_BURST_FRAMES):
-                parts = link.dealer.recv_multipart(_NOBLOCK)
-                if len(parts) == 1 and is_frame(parts[0]):
-                    self._frames.append(parts[0])
-                else:
-                    self._tally.add("not_frames")
-                    LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
-        except zmq.Again:
-            is_more = False
-        return is_more
-
-    def _read_burst(self, link: ZmqLink) -> bool:
-        """Collect frames from a link: one, and when called again, all that follow.  False when nothing more is there.
-
-        The usual message costs two reads and two looks at bytes.  A read that finds nothing costs several times more,
-        so after the first message a poll asks whether there are more.
-
-        Whether a message has exactly two parts is not asked, which would cost more than a read.  A message of another
-        shape shows itself by what its parts look like, at the latest in the message after it, and `_sort_out` then
-        reads on to the end of that one.
-        """
-        assert link.sub is not None
-        if link.is_in_burst and not zmq.zmq_poll(link.incoming, 0):
-            link.is_in_burst = False
-            return False
-        frames_max = _BURST_FRAMES if link.is_in_burst else 1
-        if len(self._frames) >= frames_max:
-            self._pass_on()
-        link.is_in_burst = True
-        recv, frames = link.sub.recv, self._frames
-        topic: bytes | None = None
-        try:
-            while len(frames) < frames_max:
-                topic = None
-                topic = recv(_NOBLOCK)
-                if topic[-1:] != NUL:
-                    frames = self._sort_out(link, [topic])
-                    continue
-                payload = recv(_NOBLOCK)
-                if not payload.startswith(FRAME_PREFIX):
-                    frames = self._sort_out(link, [topic, payload])
-                    continue
-                frames.append(payload)
-        except zmq.Again:
-            link.is_in_burst = False
-            if topic is not None:
-                self._tally.add("not_frames")
-                LOG.debug("%s: a message of one part was dropped", link.address)
-            return False
-        return True
-
-    def _sort_out(self, link: ZmqLink, parts: list[bytes]) -> list[bytes]:
-        """Handle a message that is not a topic with a frame, given the parts that were read.
-
-        Returns the list to collect in from now on: the former may have been passed on.
-        """
-        assert link.sub is not None
-        while link.sub.get(zmq.RCVMORE):
-            parts.append(link.sub.recv())
-        is_pair = len(parts) == 2
-        if is_pair and parts[0].startswith(SYNC):
-            self._on_echo(link, parts[0], parts[1])
-        elif is_pair and not is_frame(parts[1]):
-            self._on_foreign(link, parts[0], parts[1])
-        else:
-            # The tail of a message of more parts, or a message of one part with the next behind it: a frame is a frame.
-            self._frames += filter(is_frame, parts[1:])
-            self._tally.add("not_frames")
-            LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
-        return self._frames
-
-    def _on_echo(self, link: ZmqLink, topic: bytes, payload: bytes) -> None:
-        self._remove_sockets(link)
-        reports = link.on_echo(topic, payload, time.monotonic())
-        self._add_sockets(link)  # the socket for queries may be another now
-        self._count_responders()
-        self._pass_on()
-        self._report(reports)
-
-    def _on_foreign(self, link: ZmqLink, name: bytes, payload: bytes) -> None:
-        try:
-            topic = check_topic(name.removesuffix(NUL).decode())
-        except (UnicodeDecodeError, InvalidTopic) as error:
-            self._tally.add("foreign_dropped")
-            LOG.debug("%s: a foreign message was dropped: %s", link.address, error)
-            return
-        self._pass_on()
-        if not self._is_stopping:
-            self._receiver.on_foreign(topic, payload)
-
-    # -- calling the receiver
-
-    def _pass_on(self) -> None:
-        """Hand over the frames collected so far."""
-        if self._frames:
-            frames, self._frames = self._frames, []
-            if not self._is_stopping:
-                self._receiver.on_frames(frames)
-
-    def _pass_on_lent(self) -> bool:
-        """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
-        if not self._frames or not self._receiver.lends or self._is_stopping:
-            self._pass_on()
-            return False
-        frames, self._frames = self._frames, []
-        return self._receiver.on_frames_lent(frames, self._thread.replace)
-
-    def _report(self, reports: Iterable[LinkReport]) -> None:
-        self._pass_on()
-        for report in reports:
-            if not self._is_stopping:
-                self._receiver.on_link(report)
+SHARED_LOOP = SharedLoop()

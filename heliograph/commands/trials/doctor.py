@@ -6,7 +6,7 @@ import argparse
 import collections
 
 from heliograph import exits, options
-from heliograph.doctor import bus, durable_log, files, host, spark
+from heliograph.doctor import bus, files, host, logs, spark
 from heliograph.doctor.findings import Check, CheckContext, Finding
 from heliograph.opening.logs import add_log
 from heliograph.output import STATUS_STYLES, Output
@@ -34,7 +34,7 @@ CHECKS: tuple[Check, ...] = (
     spark.check_spark,
     files.check_configuration, files.check_names,
     bus.check_driver, bus.check_signing, bus.check_address, bus.check_server, bus.check_round_trip,
-    durable_log.check_log,
+    logs.check_log,
 )  # fmt: skip
 _INDENT = " " * 24
 

@@ -88,6 +88,19 @@ def test_what_is_written_comes_as_changes_in_order(tmp_path: pathlib.Path, with_
     run(test())
 
 
+def test_a_copy_is_proven(tmp_path: pathlib.Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path) as nb, LocalCache(nb, tables=["port"]) as cache:
+            await cache.wait_synced(timeout_s=WAIT_S)
+            version = await nb.create("port", "p1", 1, topic="t")
+            await cache.wait_version("port", "p1", version, timeout_s=WAIT_S)
+            found = await cache.verify(timeout_s=WAIT_S)
+            assert found.is_equal
+            assert (await cache.digests())["port"].objects == 1
+
+    run(test())
+
+
 def test_errors_are_the_same(tmp_path: pathlib.Path) -> None:
     async def test() -> None:
         async with opened(tmp_path) as nb, LocalCache(nb, tables=["port"]) as cache:

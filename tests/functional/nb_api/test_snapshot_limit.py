@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import threading
@@ -16,14 +17,14 @@ from nb_api import LocalCache, NbApi
 from nb_api.coordination.snapshot_limit import (
     PROCESS_READERS_MAX,
     TABLE,
+    NoTurn,
     SnapshotLimit,
-    SnapshotLimitCounters,
     SnapshotLimitSettings,
 )
 from nb_api.db_api import Snapshot
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
-from tests.helpers.nb_tools import open_nb, sqlite_url
+from tests.helpers.nb_tools import memory_bus, open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
 
 WAIT_S = 60.0
@@ -147,22 +148,57 @@ def test_a_cache_that_waits_for_its_turn_can_be_closed(nb: NbApi, monkeypatch: p
         assert reads.inside <= PROCESS_READERS_MAX
 
 
-def test_in_a_forked_child_nobody_has_a_turn(nb: NbApi) -> None:
-    def pause(_seconds: float) -> None:
-        raise AssertionError("there is no turn left")
-
-    counters = SnapshotLimitCounters()
+def test_a_turn_that_ends_is_told_to_one_that_waits(nb: NbApi) -> None:
+    told: list[str] = []
+    turns = nb.snapshot_turns
     with contextlib.ExitStack() as stack:
         for _ in range(PROCESS_READERS_MAX):
-            stack.enter_context(nb.snapshot_turns.take(pause, counters))
+            stack.enter_context(turns.take(lambda: None))
+        waiting = [functools.partial(told.append, name) for name in "ab"]
+        for when_free in (*waiting, *waiting):  # who asks again waits once
+            with pytest.raises(NoTurn), turns.take(when_free):
+                pass
+        with pytest.raises(NoTurn), turns.take(lambda: None):
+            pass
+    assert told == ["a", "b"]
+    with turns.take(lambda: None):
+        pass
+
+
+def test_caches_that_wait_for_their_turn_need_no_threads(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the bus.  Those that follow the feed have one each."""
+    count = 30
+    with contextlib.ExitStack() as stack:
+        nb = stack.enter_context(open_nb(sqlite_url(tmp_path), bus=memory_bus()))
+        reads = HeldReads(nb, monkeypatch)
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(count)]
+        stack.callback(reads.may_read.set)
+        wait_until(lambda: count_waits(caches) == count - PROCESS_READERS_MAX, WAIT_S, "the others to wait")
+        wait_until(lambda: names_of_threads().count("heliograph-shared") < count / 2, WAIT_S, "idle threads to end")
+        assert reads.inside == PROCESS_READERS_MAX
+        reads.may_read.set()
+        for cache in caches:
+            cache.wait_synced(timeout_s=WAIT_S)
+
+
+def names_of_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_in_a_forked_child_nobody_has_a_turn(nb: NbApi) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(PROCESS_READERS_MAX):
+            stack.enter_context(nb.snapshot_turns.take(lambda: None))
         pid = os.fork()
         if pid == 0:
             code = 1
-            with contextlib.suppress(AssertionError), nb.snapshot_turns.take(pause, counters):
+            with contextlib.suppress(NoTurn), nb.snapshot_turns.take(lambda: None):
                 code = 0
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        with pytest.raises(AssertionError), nb.snapshot_turns.take(pause, counters):
+        with pytest.raises(NoTurn), nb.snapshot_turns.take(lambda: None):
             pass
 
 

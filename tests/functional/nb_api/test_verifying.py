@@ -245,7 +245,7 @@ def test_an_object_that_left_the_selection_unseen_is_surplus(nb: NbApi) -> None:
         assert ("port", "k0") not in contents(cache)
 
 
-@pytest.mark.parametrize("bus", [None, memory_bus()])
+@pytest.mark.parametrize("bus", [None, memory_bus()], ids=["feed", "bus"])
 def test_no_false_alarm_in_a_flood(tmp_path: pathlib.Path, bus: str | None) -> None:
     with open_nb(sqlite_url(tmp_path), bus, db=PATIENT_DB) as nb:  # a machine that stands still may delay a change
         fill(nb)

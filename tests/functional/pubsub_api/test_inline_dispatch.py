@@ -14,7 +14,7 @@ from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
 
 LENDERS = ("zmq", "zenoh", "redis")
-DISPATCHER = "heliograph-dispatcher"
+DISPATCHER = "heliograph-shared"
 WAIT_S = 60.0
 
 

@@ -89,7 +89,7 @@ def test_the_table_of_threads_is_that_of_the_code() -> None:
 def test_the_names_of_threads_are_read_from_all_that_start_them() -> None:
     names = {one.name for one in code_map.thread_names()}
     # Thread, PeriodicThread, ThreadPoolExecutor, Timer, and a class that passes the name on to one of them.
-    assert {"heliograph-dispatcher", "heliograph-sweeper", "heliograph-check", "Thread-*", "zenoh receiver"} <= names
+    assert {"heliograph-shared", "heliograph-sweeper", "heliograph-check", "Thread-*", "zenoh receiver"} <= names
 
 
 # -- where is ...?

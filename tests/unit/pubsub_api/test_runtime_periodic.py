@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pubsub_api.errors import Closed, DriverError
-from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
+from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, dispersed
 from tests.helpers.waiting import WAIT_S, wait_until
 
 LOG = logging.getLogger("tests.periodic")
@@ -193,3 +193,45 @@ def test_dispersed_pauses_differ_and_keep_near() -> None:
     found = {dispersed(8.0)() for _ in range(50)}
     assert len(found) > 1
     assert all(6.0 <= one <= 10.0 for one in found)
+
+
+# -- on shared threads
+
+
+def test_a_task_is_repeated_whatever_it_raises_until_it_is_stopped() -> None:
+    results: list[Exception] = [OSError("no descriptors"), DriverError("away")]
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        if results:
+            raise results.pop()
+
+    task = PeriodicTask(work, Failures(LOG, "It cannot be done"), pause_s=0.0)
+    assert not task.is_started
+    task.start()
+    assert task.wait_done(timeout_s=WAIT_S)
+    assert task.failures.count == 2
+    wait_until(lambda: len(calls) >= 5)
+    task.stop()
+    seen = len(calls)
+    task.wake()
+    task.stop()
+    assert len(calls) == seen
+
+
+def test_a_task_ends_when_what_it_works_on_was_closed_and_is_woken_before() -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Closed("it is closed")
+
+    task = PeriodicTask(work, Failures(LOG, "It cannot be done"), pause_s=NEVER_S)
+    task.start()
+    assert task.wait_done(timeout_s=WAIT_S)
+    task.wake()
+    wait_until(lambda: len(calls) == 2)
+    assert task.failures.count == 0
+    task.stop()
