@@ -214,19 +214,17 @@ class PostgresLogStore:
         try:
             with self._pool.connection() as connection:
                 yield connection
-        except (DbError, InvalidConfig) as error:
+        except InvalidConfig as error:
+            if _state_of(error) in _GONE and self.identity:
+                raise replaced(self.address, self.identity, "") from error
+            raise
+        except DbError as error:
             raise self._translate(error) from error
 
-    def _translate(self, error: DbError | InvalidConfig) -> HeliographError:
-        cause = error.__cause__
-        state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-        if state in _GONE and self.identity:
-            return replaced(self.address, self.identity, "")
-        if isinstance(error, InvalidConfig):
-            return error
+    def _translate(self, error: DbError) -> LogError:
         if isinstance(error, DbUnavailable):
             return LogUnavailable(f"the log cannot be reached: {error}")
-        return LogCorrupt(str(error)) if state in _DAMAGED else LogError(str(error))
+        return LogCorrupt(str(error)) if _state_of(error) in _DAMAGED else LogError(str(error))
 
 
 @contextlib.contextmanager
@@ -238,6 +236,11 @@ def _ended(connection: PostgresConnection) -> Iterator[None]:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def _state_of(error: HeliographError) -> str | None:
+    """What the server calls an error that was translated."""
+    return error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
 
 
 def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:

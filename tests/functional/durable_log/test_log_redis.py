@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import time
 from collections.abc import Iterator
@@ -30,9 +31,14 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_forgets_is_warned_of(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RedisServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
         durable_log.open(server.address).close()
+        assert main(["doctor", "--bus", "memory://x", "--log", server.address, "--timeout", "60", "--json"]) == 0
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert [one["status"] for one in findings if one["check"] == "log"] == ["warning", "warning"]
     assert "keeps the log in memory only" in caplog.text
     assert "may evict keys of the log" in caplog.text
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 
@@ -18,7 +17,7 @@ import durable_log
 from durable_log.segments.sealing import Sealer
 from durable_log.testing.sources import Source, check_consistent, numbers
 from durable_log.upkeep.maintenance import Maintainer
-from tests.helpers.logs import opened
+from tests.helpers.logs import in_time, opened
 from tests.helpers.server_process import ServerProcess
 from tests.helpers.servers import RedisServer
 from tests.helpers.servers_db import PostgresServer
@@ -26,7 +25,6 @@ from tests.helpers.waiting import wait_until
 
 TOPIC = "t"
 KILLS = 3
-T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -61,19 +59,6 @@ def _postgres() -> Iterator[LogServer]:
 @pytest.fixture(params=[_redis, _postgres], ids=["redis", "postgres"])
 def server(request: pytest.FixtureRequest) -> Iterator[LogServer]:
     yield from request.param()
-
-
-def in_time(call: Callable[[], T]) -> T:
-    """What a call returns that is made again while the server takes longer to answer than the log waits."""
-
-    def outcome() -> T | None:
-        with contextlib.suppress(durable_log.LogUnavailable):
-            return call()
-        return None
-
-    found = wait_until(outcome, 60, "the server to answer in time")
-    assert found is not None
-    return found
 
 
 def test_what_was_appended_survives_a_killed_server(server: LogServer) -> None:
