@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
@@ -62,7 +62,7 @@ def build_log(url: str | None = None, *, conf: cfg.ConfigOpts | None = None) -> 
     """
     conf = new_conf() if conf is None else conf
     driver_class, parts = _find_driver(url, conf)
-    parts = _take_options(conf, parts, {name: group for group, name in _options(driver_class)})
+    parts = _take_options(conf, parts, {name: group for group, name in _options(driver_class)}, driver_class.url_words)
     for group, options in driver_class.options.items():
         check_group(conf, group, options)
     return driver_class(conf, parts)
@@ -101,7 +101,7 @@ def _find_driver(url: str | None, conf: cfg.ConfigOpts) -> tuple[type[LogApi], S
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     check_group(conf, config.GROUP, config.OPTIONS)
     given = conf[config.GROUP].url if url is None else url
-    parts = split_url(given, what="log", example="sqlite:///path/log.db")
+    parts = split_url(given, what="log", example="sqlite:///path/log.db", has_hosts=True)
     # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
     configured = conf[config.GROUP].driver if url is None else ""
     driver_class = load_log_driver(configured or parts.scheme)
@@ -120,18 +120,22 @@ def _options(driver_class: type[LogApi]) -> list[tuple[str, str]]:
     return [(group, option.name) for group, options in groups.items() for option in options]
 
 
-def _take_options(conf: cfg.ConfigOpts, url: SplitResult, groups: Mapping[str, str]) -> SplitResult:
-    """Set overrides from the URL's query; ``groups`` is option -> its group.  Returns the URL without the query."""
+def _take_options(
+    conf: cfg.ConfigOpts, url: SplitResult, groups: Mapping[str, str], words: Collection[str]
+) -> SplitResult:
+    """Set overrides from the URL's query; ``groups`` is option -> its group.  Returns the URL, whose query is what the
+    driver takes itself."""
     try:
         given = urllib.parse.parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
     except ValueError as error:
         raise InvalidConfig(f"the query of a log's URL must be option=value pairs, not {url.query!r}") from error
-    for name, value in given:
+    kept = [(name, value) for name, value in given if name in words]
+    for name, value in (pair for pair in given if pair not in kept):
         if name not in groups or name in _NOT_IN_URL:
-            known = ", ".join(sorted(groups.keys() - _NOT_IN_URL))
+            known = ", ".join(sorted((groups.keys() - _NOT_IN_URL) | set(words)))
             raise InvalidConfig(f"log URL: {name!r} is no option; options are {known}")
         try:
             conf.set_override(name, value, group=groups[name])
         except ValueError as error:
             raise InvalidConfig(f"log URL: {name}={value}: {error}") from error
-    return url._replace(query="")
+    return url._replace(query=urllib.parse.urlencode(kept, quote_via=urllib.parse.quote))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
@@ -162,6 +162,8 @@ class LogApi(Closeable):
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
+    url_words: ClassVar[Collection[str]] = ()
+    """What may stand in the query of a URL beside options; it is the driver's own and stays in the URL."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         self.conf = conf
@@ -180,6 +182,10 @@ class LogApi(Closeable):
         """Whether there is a log that `initialize`, which is called after this, would not make.  Makes nothing.  A
         driver that cannot tell says True.  Raises LogUnavailable."""
         return True
+
+    def check_settings(self) -> list[str]:
+        """What in the settings of the store lets it lose what was appended, a sentence each.  Asks the store."""
+        return []
 
     @property
     @abc.abstractmethod
@@ -200,7 +206,7 @@ class LogApi(Closeable):
 
     @abc.abstractmethod
     def append(self, frames: Sequence[bytes]) -> Appended:
-        """Store DATA frames, in order; durable when it returns.  Calls of several threads share one commit.
+        """Store DATA frames, in order; durable when it returns.  Calls of several threads may share one commit.
 
         Events the log holds already are left out and counted.  A stream may skip numbers: the hole is remembered.
         Raises a FrameError for bytes that are no frame; then none of the call's frames is stored.

@@ -170,6 +170,8 @@ class SegmentedLog(LogApi):
 
     def initialize(self) -> None:
         self.connect()
+        for said in self.check_settings():
+            LOG.warning("%s", said)
         if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
             self.check_directory()
 

@@ -34,6 +34,8 @@ class CheckContext:
     config_files: list[str]
     timeout_s: float
     """How long to wait for a server, a publisher or an event."""
+    log_url: str | None = None
+    """Of the durable log; None: what the configuration says."""
     conf: cfg.ConfigOpts | None = None
     driver: PubSubApi | None = None
     is_reachable: bool = True

@@ -6,6 +6,7 @@ import abc
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -68,6 +69,17 @@ class ServerProcess(abc.ABC):
         """Start again at the same port.  Another process may hold it for a moment; that is waited for."""
         self.kill()
         wait_until(self._launch, START_TIMEOUT_S, f"{self.name} to start at port {self.port} again")
+
+    def restart_empty(self) -> None:
+        """Start again at the same port without anything that the server had on disk."""
+        self.kill()
+        for path in self.directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self._prepare()
+        self.restart()
 
     def kill(self) -> None:
         """SIGKILL to the server and everything it started.  The port refuses connections when this returns."""

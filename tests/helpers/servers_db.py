@@ -20,6 +20,11 @@ from tests.helpers.server_process import START_TIMEOUT_S, ServerProcess
 _USER = "heliograph"
 
 
+def schema_of(url: str) -> str:
+    """The schema that a URL names."""
+    return url.partition("schema=")[2].partition("&")[0]
+
+
 class PostgresServer(ServerProcess):
     """``config`` are settings of postgresql.conf."""
 

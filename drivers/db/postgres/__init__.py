@@ -38,9 +38,9 @@ import psycopg
 from oslo_config import cfg
 
 from heliograph_drivers.db.postgres import config, schema
-from heliograph_drivers.db.postgres.pool import FunctionsMissing, PostgresConnection, PostgresPool, Row, prepared
 from heliograph_drivers.db.postgres.snapshot import PostgresSnapshot, digests_query
 from heliograph_drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
+from heliograph_drivers.postgres_common.pool import FunctionsMissing, PostgresConnection, PostgresPool, Row, prepared
 from nb_api.core import checks
 from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error

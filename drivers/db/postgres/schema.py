@@ -7,12 +7,11 @@ before it takes a number is told in `heliograph_drivers.db.postgres`.
 
 from __future__ import annotations
 
-import hashlib
-
 import psycopg
 
-from heliograph_drivers.db.postgres.config import PostgresSettings
-from heliograph_drivers.db.postgres.pool import PostgresConnection
+from heliograph_drivers.db.postgres.config import PostgresDbSettings
+from heliograph_drivers.postgres_common.installing import check_encoding, lock_key
+from heliograph_drivers.postgres_common.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 
@@ -148,19 +147,17 @@ DONE = "done"
 UNTOUCHED = "untouched"
 
 
-def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
+def install(connection: PostgresConnection, settings: PostgresDbSettings) -> None:
     """Create what is missing, once, however many processes try.  Raises InvalidConfig, psycopg.Error."""
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
-        raise InvalidConfig(f"{settings.address} is encoded in {encoding}; Heliograph needs a database in UTF8")
+    check_encoding(connection, settings)
     if not _missing(connection, settings):  # also the way of a user who may write but not create
         return
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key("install", settings.schema),))
         names = {
             "schema": settings.schema,
             "channel": settings.channel,
-            "lock": _lock("change", settings.schema),
+            "lock": lock_key("change", settings.schema),
             "format": FORMAT,
             "nonce_bits": NONCE_BITS,
         }
@@ -176,26 +173,26 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
             ) from error
 
 
-def install_reports(connection: PostgresConnection, settings: PostgresSettings) -> None:
+def install_reports(connection: PostgresConnection, settings: PostgresDbSettings) -> None:
     """Create the table of reports, once.  Raises psycopg.Error.
 
     Not logged: a report need not survive the server, and is told again.
     """
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key("install", settings.schema),))
         connection.execute(
             f"""CREATE UNLOGGED TABLE IF NOT EXISTS {settings.schema}.reports (
                 name text COLLATE "C" PRIMARY KEY, data bytea NOT NULL) WITH (fillfactor = 50)"""
         )
 
 
-def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+def is_installed(connection: PostgresConnection, settings: PostgresDbSettings) -> bool:
     """Whether the schema has the tables, also of an earlier release.  Raises InvalidConfig for another format, and
     psycopg.Error."""
     return _TABLES not in _missing(connection, settings)
 
 
-def _missing(connection: PostgresConnection, settings: PostgresSettings) -> list[str]:
+def _missing(connection: PostgresConnection, settings: PostgresDbSettings) -> list[str]:
     """What is to be created.  The tables of an earlier release are ours, and only its functions are others."""
     # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.
     found = connection.execute(
@@ -211,9 +208,3 @@ def _missing(connection: PostgresConnection, settings: PostgresSettings) -> list
     if not row or row[0] not in _READABLE:
         raise InvalidConfig(f"{settings.address} has format {row and row[0]}; this Heliograph reads format {FORMAT}")
     return [] if ("write_all",) in found else [_WRITE, _WRITE_ALL]
-
-
-def _lock(purpose: str, schema: str) -> int:
-    """The key of an advisory lock.  Applications share these keys, so ours are unlikely numbers."""
-    digest = hashlib.blake2b(f"heliograph {purpose} {schema}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from heliograph_drivers.db.postgres.config import PostgresSettings
-from heliograph_drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
+from heliograph_drivers.db.postgres.config import PostgresDbSettings
+from heliograph_drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
 from nb_api.core import checks
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS
 from nb_api.db_api import DbObject, Snapshot
@@ -25,7 +25,7 @@ _RANGES_MAX = 1000
 class PostgresSnapshot(Snapshot):
     """Holds a connection until it is read to the end, closed, or left standing for ``snapshot_idle_timeout``."""
 
-    def __init__(self, pool: PostgresPool, settings: PostgresSettings, selection: checks.TopicSelection) -> None:
+    def __init__(self, pool: PostgresPool, settings: PostgresDbSettings, selection: checks.TopicSelection) -> None:
         self._pool = pool
         self._selection = selection
         self._portion = settings.snapshot_portion

@@ -89,7 +89,33 @@ class RedisLog(SegmentedLog):
         self._lineage = Lineage(identity.decode(), frozenset((ancestors or b"").decode().split()))
         self._server.identity = self._appender.identity = self.identity
         self._appender.shards = found
-        self._warn_of_forgetfulness()
+
+    def check_settings(self) -> list[str]:
+        address = self._server.address
+        try:
+            information = self._server.command("INFO").decode(errors="replace")
+        except LogUnavailable:
+            raise
+        except LogError as error:
+            return [f"whether {address} keeps what it is told cannot be asked: {error}"]
+        found = []
+        if "aof_enabled:1" not in information:
+            found.append(f"{address} keeps the log in memory only: set appendonly yes, appendfsync always")
+        elif (policy := self._sync_policy()) not in ("always", ""):
+            found.append(f"{address} has appendfsync {policy}: a crash of its host loses the last appends; set always")
+        if "maxmemory_policy:noeviction" not in information:
+            found.append(f"{address} may evict keys of the log: set maxmemory-policy noeviction")
+        return found
+
+    def _sync_policy(self) -> str:
+        """When the server writes to its disk; empty when we may not ask."""
+        try:
+            answer = self._server.command("CONFIG", "GET", "appendfsync")
+        except LogUnavailable:
+            raise
+        except LogError:
+            return ""
+        return answer[1].decode() if len(answer) == 2 else ""
 
     @property
     def shards(self) -> int:
@@ -352,19 +378,6 @@ class RedisLog(SegmentedLog):
 
     def _state_command(self, shard: int) -> tuple[str, ...]:
         return ("HMGET", self._key("shard", shard), *_STATE)
-
-    def _warn_of_forgetfulness(self) -> None:
-        try:
-            information = self._server.command("INFO").decode(errors="replace")
-        except LogUnavailable:
-            raise
-        except LogError as error:
-            LOG.warning("Whether %s keeps what it is told cannot be asked: %s", self._server.address, error)
-            return
-        if "aof_enabled:1" not in information:
-            LOG.warning("%s keeps the log in memory only: set appendonly yes, appendfsync always", self._server.address)
-        if "maxmemory_policy:noeviction" not in information:
-            LOG.warning("%s may evict keys of the log: set maxmemory-policy noeviction", self._server.address)
 
 
 def _state(shard: int, answer: Sequence[bytes | None]) -> ShardState:

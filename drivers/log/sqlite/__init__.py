@@ -22,6 +22,7 @@ from durable_log import config
 from durable_log.core import checks
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
+from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
 from heliograph_drivers.log.sqlite import appending, reading, records, schema, sealed
@@ -109,7 +110,7 @@ class SqliteLog(SegmentedLog):
 
     def append(self, frames: Sequence[bytes]) -> Appended:
         headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
-        batch = appending.group(frames, headers, self.shards)
+        batch = frame_rows.group(frames, headers, self.shards)
         if not batch:
             self._store.check_open()
             return Appended(0, 0, {})

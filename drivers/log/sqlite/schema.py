@@ -1,7 +1,6 @@
 """What is in the file, how it is made, and how a foreign one is told.
 
-A frame's row has the shard and the offset of its first event in one number, so that a shard's frames lie one after the
-other in the table itself and finding an offset needs no index.
+Rows of frames are as `durable_log.storage.frame_rows` says.
 
 A file that is there already is only read when it is opened: a reader of a log does not wait for its writers.
 """
@@ -13,7 +12,6 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from durable_log.core.checks import OFFSET_MAX
 from durable_log.storage.identity import Lineage, new_identity
 from heliograph_drivers.sqlite_common.files import claim
 from pubsub_api.errors import InvalidConfig
@@ -23,7 +21,6 @@ _SCHEMA_VERSION = 4
 _PAGE_BYTES = 8192
 """Of a file that is made now.  Frames of a flood have some kilobytes, and appending or reading them takes a tenth to a
 third less time than with SQLite's 4096 bytes.  An append of a few bytes takes more, and writes twice as much."""
-_OFFSETS = OFFSET_MAX + 1
 _PROBLEMS_MAX = 20
 _FREE_PAGES_KEPT = 128
 _RELEASE_PAGES = 1024
@@ -56,15 +53,6 @@ _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
-
-
-def row_id(shard: int, offset: int) -> int:
-    """The number under which the frame that begins at an offset is stored."""
-    return shard * _OFFSETS + offset
-
-
-def offset_of(row: int) -> int:
-    return row % _OFFSETS
 
 
 class LogFileHeader(NamedTuple):

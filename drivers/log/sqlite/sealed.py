@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from durable_log.core.positions import encode_position, stream_key
+from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import RestoredShard, used_meanwhile
-from heliograph_drivers.log.sqlite.schema import row_id
 
 
 def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:

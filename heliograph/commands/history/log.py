@@ -32,7 +32,8 @@ A durable log keeps what was published: every frame in a shard, every event with
   verify   read everything and check it; exit code 1 when something is wrong
   repair   list the sealed files again after the store was lost, or restored from an older copy
 
---log names the log, as in sqlite:///dir/log.db or redis://127.0.0.1:6379/0; without it, [log] url does.
+--log names the log, as in sqlite:///dir/log.db, redis://127.0.0.1:6379/0 or postgresql://user@host/database; without
+it, [log] url does.
 """
 EXAMPLES = """\
   heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
@@ -173,7 +174,7 @@ def _record(args: argparse.Namespace, output: Output) -> int:
 
 def _info(args: argparse.Namespace, output: Output) -> int:
     with _open(args) as log:
-        identity, states, segments = log.identity, log.state(), log.segments()
+        identity, states, segments, risks = log.identity, log.state(), log.segments(), log.check_settings()
         streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
     sealed = dict.fromkeys(range(len(states)), 0)
     for segment in segments:
@@ -186,6 +187,7 @@ def _info(args: argparse.Namespace, output: Output) -> int:
             "shards": shards,
             "segments": len(segments),
             "streams": len(streams),
+            "warnings": risks,
         }
         if args.segments:
             record["segments"] = [segment._asdict() for segment in segments]

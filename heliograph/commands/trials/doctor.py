@@ -6,13 +6,15 @@ import argparse
 import collections
 
 from heliograph import exits, options
-from heliograph.doctor import bus, files, host, spark
+from heliograph.doctor import bus, files, host, logs, spark
 from heliograph.doctor.findings import Check, CheckContext, Finding
+from heliograph.opening.logs import add_log
 from heliograph.output import STATUS_STYLES, Output
 
 DESCRIPTION = """\
 Look at Python, libraries, limits and clock, at Spark and its Java where jobs run, at configuration, driver, address or
-server, and send a real event through the selected driver.  What is wrong is listed with how to fix it.
+server, and send a real event through the selected driver.  A durable log is looked at when --log or [log] url names
+one: whether its server answers, and keeps what it is told.  What is wrong is listed with how to fix it.
 
 A running system is not disturbed: an address is probed without listening on it, the test event goes through a free port
 of this host, or through the configured server under a topic of its own.
@@ -23,6 +25,7 @@ LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph doctor
   heliograph doctor --config-file /etc/heliograph.conf
+  heliograph doctor --log postgresql://heliograph@db.example/heliograph
   heliograph doctor --bus redis://127.0.0.1:6379/0 --json | jq '.findings[] | select(.status == "failed")'
 """
 
@@ -31,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     spark.check_spark,
     files.check_configuration, files.check_names,
     bus.check_driver, bus.check_signing, bus.check_address, bus.check_server, bus.check_round_trip,
+    logs.check_log,
 )  # fmt: skip
 _INDENT = " " * 24
 
@@ -40,13 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="TIME", type=options.seconds, default=5.0,
         help="how long to wait for a server, a publisher or an event (default: 5s)",
     )  # fmt: skip
+    add_log(parser, "look at this durable log too, as in redis://127.0.0.1:6379/0")
     options.add_session(parser)
     options.add_json(parser, "one JSON object with all findings")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     source = ", ".join(args.config_file) or ("the URL" if args.bus else "the embedded defaults")
-    context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
+    context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout, args.log)
     findings: list[Finding] = []
     for check in CHECKS:
         for finding in check(context):

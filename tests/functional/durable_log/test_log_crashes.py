@@ -26,16 +26,20 @@ from pubsub_api.errors import HeliographError
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conformance.forks import in_forked_child
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer
 from tests.helpers.waiting import wait_until
 
 TOPICS = [f"t/{number}" for number in range(5)]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     options = f"shards=2&segment_events=400&compact_topics=state&segment_directory={tmp_path}/segments"
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/log.db?{options}"
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        return f"{postgres.new_schema()}&{options}"
     server: RedisServer = request.getfixturevalue("server")
     return f"{server.address}?key_prefix={uuid.uuid4().hex}:&{options}"
 

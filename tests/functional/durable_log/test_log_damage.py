@@ -20,6 +20,7 @@ from durable_log.upkeep.verifying import verify
 from pubsub_api.errors import HeliographError
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer, schema_of
 
 FRAMES, EVENTS = 40, 5
 TOPIC = "t"
@@ -79,20 +80,33 @@ def test_of_flipped_bits_in_sqlite_none_is_served(tmp_path: pathlib.Path) -> Non
     assert told > FLIPS // 3
 
 
+def change_row(server: PostgresServer, url: str, statement: str) -> None:
+    with server.client() as client:
+        client.execute(f"SET search_path = {schema_of(url)}")
+        assert client.execute(statement.encode()).rowcount == 1
+
+
 def flip_in_redis(server: RedisServer, data: bytes) -> None:
     """Flip a bit of what the server has on disk, while it is down."""
     server.kill()
-    for path in sorted(server.directory.rglob("*")):
+    flip_in_files(server.directory, data, len(data) // 2)
+    server.restart()
+
+
+def flip_in_files(directory: pathlib.Path, data: bytes, behind: int) -> None:
+    """Flip a bit so many bytes behind the place where some data begins."""
+    for path in sorted(directory.rglob("*")):
         content = path.read_bytes() if path.is_file() else b""
         if data in content:
-            place = content.index(data) + len(data) // 2
-            path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-            server.restart()
+            place = content.index(data) + behind
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(bytes([content[place] ^ 4]))
             return
     raise AssertionError("it is not on the disk of the server")
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def damaged(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[SegmentedLog]:
     """A log whose frame of offsets 50 to 55 has a flipped bit in a value."""
     sent = sent_frames()
@@ -105,6 +119,14 @@ def damaged(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[
         place = content.index(sent[10][:60]) + 100
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with opened(url) as log:
+            yield log
+        return
+    if request.param == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{server.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent)
+            change_row(server, url, "UPDATE frames SET frame = set_byte(frame, 100, 4) WHERE id = 50")
             yield log
         return
     config = {"appendonly": "yes", "appendfsync": "always", "aof-use-rdb-preamble": "no"}
@@ -141,10 +163,35 @@ def test_a_damaged_frame_is_not_sealed_until_it_is_given_up(damaged: SegmentedLo
     assert verify(damaged).problems == []
 
 
+def test_what_postgresql_cannot_read_is_named_and_the_rest_can_be_read(tmp_path: pathlib.Path) -> None:
+    """The server finds a page of its file to be damaged, and gives nothing of it."""
+    source = Source(bytes(16))
+    sent = [source.frame(TOPIC, EVENTS, value="x" * 5000) for _ in range(FRAMES)]
+    with PostgresServer() as server:
+        url = f"{server.url()}?shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent)
+            with server.client() as client:
+                client.execute("CHECKPOINT")
+            server.kill()
+            flip_in_files(server.directory / "data" / "base", sent[10][:60], 1000)
+            server.restart()
+            frames, told = readable(log)
+            assert frames == sent[:10] + sent[11:]
+            assert told == 1
+            with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55") as caught:
+                log.read(0, 50)
+            assert (caught.value.first, caught.value.end) == (50, 55)
+            with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55"):
+                Sealer(log).seal(0)
+            Sealer(log).seal(0, gives_up=True)
+            assert readable(log)[0] == sent[:10] + sent[11:]
+
+
 Remove = Callable[[int], None]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def whole(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tuple[SegmentedLog, Remove]]:
     """A log, and what removes the frame that begins at an offset from its store."""
     if request.param == "sqlite":
@@ -156,6 +203,13 @@ def whole(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tu
                     assert connection.execute("DELETE FROM frames WHERE id = ?", (offset,)).rowcount == 1
 
             yield log, remove_row
+        return
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{postgres.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+        with opened(url) as log:
+            log.append(sent_frames())
+            yield log, lambda offset: change_row(postgres, url, f"DELETE FROM frames WHERE id = {offset}")
         return
     with RedisServer() as server, opened(f"{server.address}?shards=1&segment_directory={tmp_path}/segments") as log:
         log.append(sent_frames())

@@ -22,6 +22,7 @@ from durable_log.upkeep.verifying import verify
 from heliograph.main import main
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer
 
 TOPIC = "t"
 HOLE = "shard 0, offsets 50 to 100: damaged and given up"
@@ -47,7 +48,7 @@ def offsets(log: SegmentedLog) -> list[tuple[int, int]]:
     return [(one.offset, one.end) for one in read_frames(log, 0)]
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def place(request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path) -> tuple[str, list[Segment]]:
     """The URL of a log with three segments and unsealed events, and its segments."""
     url = f"sqlite://{tmp_path}/log.db?shards=1&segment_directory={tmp_path}/s"
@@ -55,6 +56,9 @@ def place(request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib
         url = f"{server.address}?shards=1&segment_directory={tmp_path}/s"
         with server.client() as client:
             client.flushall()
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{postgres.new_schema()}&shards=1&segment_directory={tmp_path}/s"
     source = Source()
     with opened(url) as log:
         for _ in range(3):

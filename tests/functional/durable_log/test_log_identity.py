@@ -37,25 +37,6 @@ def maintain(log: SegmentedLog) -> None:
         maintainer.run_once()
 
 
-def test_a_redis_that_comes_back_empty_does_not_get_the_segments(server: RedisServer, tmp_path: pathlib.Path) -> None:
-    url = f"{server.address}?shards=1&key_prefix=empty:&segment_directory={tmp_path}"
-    with opened(url) as log:
-        log.append([Source().frame(TOPIC, 50)])
-        Sealer(log).seal(0)
-        before, identity = files(tmp_path), log.identity
-        with server.client() as client:
-            client.flushall()
-        with pytest.raises(durable_log.LogReplaced):
-            maintain(log)
-    with pytest.raises(durable_log.SegmentsRefused, match="heliograph log repair") as caught:
-        durable_log.open(url)
-    assert caught.value.found == identity
-    assert caught.value.identity != identity
-    assert identity in str(caught.value)
-    assert caught.value.identity in str(caught.value)
-    assert files(tmp_path) == before != set()
-
-
 @pytest.mark.parametrize("shards", [1, 2, 16])
 def test_a_file_that_was_exchanged_while_it_is_open_is_not_taken_for_the_same_log(
     tmp_path: pathlib.Path, shards: int

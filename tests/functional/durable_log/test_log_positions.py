@@ -18,6 +18,7 @@ from durable_log.testing.sources import Source, read_frames
 from durable_log.upkeep.repairing import repair
 from durable_log.upkeep.verifying import verify
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer, schema_of
 
 TOPIC = "t"
 GUID = bytes(range(16))
@@ -65,9 +66,33 @@ def _in_redis(tmp_path: pathlib.Path) -> Iterator[Stored]:
             yield Stored(log, change_position, set_end)
 
 
-@pytest.fixture(params=[_in_sqlite, _in_redis], ids=["sqlite", "redis"])
+@contextlib.contextmanager
+def _in_postgres(tmp_path: pathlib.Path, server: PostgresServer) -> Iterator[Stored]:
+    url = f"{server.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+    with server.client() as client:
+        client.execute(f"SET search_path = {schema_of(url)}")
+
+        def change_position(change: Callable[[bytes], bytes]) -> None:
+            [(number, before)] = [
+                (number, position)
+                for number, key, position in client.execute("SELECT id, key, position FROM streams").fetchall()
+                if isinstance(key, bytes) and key.startswith(GUID)
+            ]
+            assert isinstance(before, bytes)
+            client.execute("UPDATE streams SET position = %s WHERE id = %s", (change(before), number))
+
+        def set_end(end: int) -> None:
+            client.execute('UPDATE shards SET "end" = %s', (end,))
+
+        with contextlib.closing(durable_log.open(url)) as log:
+            assert isinstance(log, SegmentedLog)
+            yield Stored(log, change_position, set_end)
+
+
+@pytest.fixture(params=[_in_sqlite, _in_redis, _in_postgres], ids=["sqlite", "redis", "postgres"])
 def stored(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Stored]:
-    with request.param(tmp_path) as stored:
+    servers = [request.getfixturevalue("postgres")] if request.param is _in_postgres else []
+    with request.param(tmp_path, *servers) as stored:
         yield stored
 
 

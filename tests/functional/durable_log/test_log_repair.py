@@ -22,6 +22,7 @@ from durable_log.upkeep.verifying import verify
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer, schema_of
 
 TOPICS = ["t/a", "t/b", "t/c"]
 
@@ -38,11 +39,20 @@ def seal_all(log: SegmentedLog) -> None:
         Sealer(log).seal(shard)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def place(
     request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path
 ) -> tuple[str, Callable[[], None]]:
     """The URL of a log, and what loses its store."""
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = postgres.new_schema()
+
+        def drop() -> None:
+            with postgres.client() as client:
+                client.execute(f"DROP SCHEMA {schema_of(url)} CASCADE")
+
+        return f"{url}&segment_directory={tmp_path}/segments", drop
 
     def flush() -> None:
         with server.client() as client:
@@ -180,11 +190,37 @@ def test_two_logs_are_not_made_one(tmp_path: pathlib.Path) -> None:
             repair(log)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+def copier(postgres: PostgresServer, url: str) -> Callable[[], Callable[[], None]]:
+    """What copies the tables of a log, and returns what restores the copy."""
+    schema, tables = schema_of(url), ("log", "shards", "frames", "streams", "segments", "records")
+
+    def copy() -> Callable[[], None]:
+        with postgres.client() as client:
+            for table in tables:
+                client.execute(f"CREATE TABLE {schema}.{table}_copy AS TABLE {schema}.{table}")
+        return restore
+
+    def restore() -> None:
+        with postgres.client() as client, client.transaction():
+            for table in tables:
+                client.execute(f"TRUNCATE {schema}.{table}")
+                client.execute(
+                    f"INSERT INTO {schema}.{table} OVERRIDING SYSTEM VALUE SELECT * FROM {schema}.{table}_copy"
+                )
+
+    return copy
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
 def rewound(
     request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path
 ) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
     """The URL of a log of one shard, and what copies its store and returns what restores the copy."""
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = f"{postgres.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
+        yield url, copier(postgres, url)
+        return
     if request.param == "sqlite":
 
         def copy_file() -> Callable[[], None]:

@@ -7,6 +7,7 @@ import pathlib
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -17,6 +18,7 @@ from pubsub_api.errors import WaitTimeout
 from shared_subscriptions import GroupDestroyed, config, groups
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, Member, MemberProcess, Source, disordered, duplicates
 from tests.helpers.servers import RedisServer
+from tests.helpers.servers_db import PostgresServer
 from tests.helpers.waiting import wait_until
 
 SHARDS = 4
@@ -25,10 +27,23 @@ TOPICS = [f"tenant-7/t{number}" for number in range(8)]
 PATIENCE_S = 60.0
 
 
+EVERY_LOG = pytest.mark.parametrize("url", ["sqlite", "redis", "postgres"], indirect=True)
+"""For what shows that groups work on a log; the other scenarios are the groups' own."""
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/log.db?shards={SHARDS}"
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres_server")
+        return f"{postgres.new_schema()}&shards={SHARDS}&segment_directory={tmp_path}"
     server = request.getfixturevalue("redis_server")
     prefix = uuid.uuid4().hex[:8]
     return f"{server.address}?key_prefix={prefix}:&shards={SHARDS}&segment_directory={tmp_path}"
@@ -56,6 +71,7 @@ def is_balanced(total: int, *members: Member) -> bool:
 # -- the scenarios, in their order
 
 
+@EVERY_LOG
 def test_a_single_member_gets_what_comes_before_and_after(url: str, source: Source) -> None:
     with Member(url, [SHARED]) as member:
         publish_everywhere(source)
@@ -155,6 +171,7 @@ def test_two_members_share(url: str, source: Source) -> None:
         assert not duplicates(one.seen, two.seen)
 
 
+@EVERY_LOG
 def test_the_streams_of_a_killed_member_go_to_the_others(url: str, source: Source) -> None:
     with Member(url, [SHARED], **HASTY) as member:
         with MemberProcess(url, [SHARED], **HASTY) as doomed:
@@ -322,6 +339,7 @@ def test_a_killed_leader_is_replaced(url: str, source: Source) -> None:
             assert not disordered(one.seen)
 
 
+@EVERY_LOG
 def test_members_and_publishers_in_several_processes(url: str, source: Source) -> None:
     with MemberProcess(url, [SHARED]) as one, MemberProcess(url, [SHARED]) as two, Member(url, [SHARED]) as three:
         publish_everywhere(source)

@@ -9,7 +9,8 @@ import sqlite3
 import pytest
 
 import durable_log
-from durable_log.loading import portable_url
+from durable_log import config
+from durable_log.loading import build_log, portable_url
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverNotFound, HeliographError, InvalidConfig
@@ -21,6 +22,18 @@ def test_the_url_of_the_configuration_is_used(tmp_path: pathlib.Path) -> None:
     for opened in (durable_log.open(config_files=[file]), durable_log.open(conf=new_conf([file]))):
         with contextlib.closing(opened) as log:
             assert log.shards == 3
+
+
+def test_a_portable_url_keeps_what_the_driver_takes_itself() -> None:
+    pytest.importorskip("psycopg")
+    url = "postgresql://user:secret@a:1,b:2/db?schema=mine&sslmode=verify-full&shards=4"
+    conf = new_conf()
+    conf.register_opts(config.OPTIONS, group=config.GROUP)
+    conf.set_override("retention_age", 60.0, group=config.GROUP)
+    assert portable_url(url, conf=conf) == f"{url}&retention_age=60.0"
+    with contextlib.closing(build_log(url)) as log:
+        assert log.url.query == "schema=mine&sslmode=verify-full"
+        assert "secret" not in repr(log)
 
 
 def test_a_portable_url_says_what_the_configuration_says(tmp_path: pathlib.Path) -> None:
@@ -50,7 +63,7 @@ def test_a_new_log_has_sixteen_shards(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nothing://x", "available: redis, rediss, sqlite"),
+        ("nothing://x", "available: postgres, postgresql, redis, rediss, sqlite"),
         ("log.db", "does not name a log"),
         ("sqlite:///", "names no SQLite file"),
         ("sqlite://host/log.db", "names no SQLite file"),

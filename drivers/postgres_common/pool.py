@@ -23,7 +23,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from heliograph_drivers.db.handles import Handles
-from heliograph_drivers.db.postgres.config import PostgresSettings
+from heliograph_drivers.postgres_common.settings import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
@@ -88,7 +88,14 @@ class PostgresConnection(psycopg.Connection[Row]):
         try:
             wanted = int(next(gen))
             while True:
-                wanted = int(gen.send(self._await_socket(wanted, deadline)))
+                try:
+                    ready = self._await_socket(wanted, deadline)
+                except psycopg.Error:
+                    self.pgconn.finish()  # what the generator does last, to end a pipeline, must not wait either
+                    with contextlib.suppress(psycopg.Error):
+                        gen.close()
+                    raise
+                wanted = int(gen.send(ready))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -271,7 +278,7 @@ class PostgresPool:
         )
         try:
             connection.answer_timeout_s = settings.operation_timeout_s + _GRACE_S
-            timeouts = (settings.operation_timeout_s, settings.snapshot_idle_timeout_s)
+            timeouts = (settings.operation_timeout_s, settings.idle_timeout_s)
             connection.execute(_SESSION, [f"{math.ceil(seconds * 1000)}ms" for seconds in timeouts])
         except BaseException:
             connection.close()

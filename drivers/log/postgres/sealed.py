@@ -1,0 +1,118 @@
+"""The manifest of sealed segments, changed together with the hot frames in one transaction; and what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from durable_log.core.positions import encode_position, stream_key
+from durable_log.storage.frame_rows import row_id
+from durable_log.storage.identity import Lineage
+from durable_log.storage.segmented import RestoredShard, used_meanwhile
+from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
+
+_ADD = "INSERT INTO @segments VALUES (%s, %s, %s)"
+
+
+def manifest(store: PostgresLogStore, shard: int | None) -> list[str]:
+    where = "WHERE shard = %s" if shard is not None else ""
+    parameters = [shard] if shard is not None else []
+    [rows] = store.read(Statement(f"SELECT entry FROM @segments {where} ORDER BY shard, first", parameters))
+    return [entry for (entry,) in rows]
+
+
+def add(store: PostgresLogStore, shard: int, first: int, end: int, entry: str) -> bool:
+    def work(transaction: LogWrite) -> bool:
+        if first != transaction.shards[shard].sealed:
+            return False
+        size = _remove_frames(transaction, shard, first, end)
+        transaction.queue(_ADD, [(shard, first, entry)])
+        transaction.queue("UPDATE @shards SET sealed = %s, bytes = bytes - %s WHERE shard = %s", [(end, size, shard)])
+        return True
+
+    return store.write([shard], work)
+
+
+def replace(store: PostgresLogStore, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+    where = "FROM @segments WHERE shard = %s AND first >= %s AND first < %s"
+
+    def work(transaction: LogWrite) -> bool:
+        if [one for (one,) in transaction.answers[0]] != list(old):
+            return False
+        transaction.queue(f"DELETE {where}", [(shard, *span)])
+        transaction.queue(_ADD, [(shard, span[0], entry)])
+        return True
+
+    return store.write([shard], work, Statement(f"SELECT entry {where} ORDER BY first", (shard, *span)))
+
+
+def drop(store: PostgresLogStore, shard: int, start: int, sealed: int) -> bool:
+    def work(transaction: LogWrite) -> bool:
+        state = transaction.shards[shard]
+        if sealed != state.sealed:
+            return False
+        size = _remove_frames(transaction, shard, 0, start)
+        transaction.queue("DELETE FROM @segments WHERE shard = %s AND first < %s", [(shard, start)])
+        transaction.queue(
+            "UPDATE @shards SET start = %s, sealed = %s, bytes = bytes - %s WHERE shard = %s",
+            [(max(state.start, start), max(sealed, start), size, shard)],
+        )
+        return True
+
+    return store.write([shard], work)
+
+
+def restore(store: PostgresLogStore, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
+    def work(transaction: LogWrite) -> None:
+        for one in shards:
+            if transaction.shards[one.shard].end != one.former_end:
+                raise used_meanwhile(one.shard)
+        for one in shards:
+            _restore_shard(transaction, one)
+        transaction.queue("UPDATE @log SET identity = %s, ancestors = %s", [(lineage[0], " ".join(lineage.ancestors))])
+
+    store.write([one.shard for one in shards], work)
+    store.identity = lineage.identity
+
+
+def _restore_shard(transaction: LogWrite, one: RestoredShard) -> None:
+    size = _remove_frames(transaction, one.shard, 0, one.sealed)
+    transaction.queue("DELETE FROM @segments WHERE shard = %s", [(one.shard,)])
+    transaction.queue(_ADD, [(one.shard, first, entry) for first, entry in one.entries])
+    transaction.queue(
+        'UPDATE @shards SET start = %s, sealed = %s, "end" = %s, bytes = bytes - %s WHERE shard = %s',
+        [(one.start, one.sealed, one.end, size, one.shard)],
+    )
+    transaction.queue("DELETE FROM @streams WHERE shard = %s AND key = %b", [(one.shard, key) for key in one.forgotten])
+    keys = {stream_key(*name): position for name, position in one.streams.items()}
+    transaction.queue(
+        """INSERT INTO @streams (shard, key, position, appended_ns) VALUES (%s, %b, %b, %s)
+           ON CONFLICT (key) DO UPDATE SET position = excluded.position""",
+        [(one.shard, key, encode_position(key, position), transaction.now_ns) for key, position in keys.items()],
+    )
+
+
+def directory_token(store: PostgresLogStore) -> str:
+    [[(token,)]] = store.read(Statement("SELECT directory_token FROM @log"))
+    return str(token)
+
+
+def set_directory_token(store: PostgresLogStore, token: str) -> None:
+    store.write((), lambda transaction: transaction.queue("UPDATE @log SET directory_token = %s", [(token,)]))
+
+
+def forget_streams(store: PostgresLogStore, shard: int, before_ns: int) -> int:
+    # A stream whose frames are hot is kept: they are found by its row.
+    source = """WITH gone AS (
+        DELETE FROM @streams s WHERE shard = %s AND appended_ns < %s
+            AND NOT EXISTS (SELECT FROM @frames f WHERE f.stream = s.id) RETURNING 1
+    ) SELECT count(*) FROM gone"""
+    [(count,)] = store.write([shard], lambda transaction: transaction.execute(Statement(source, (shard, before_ns))))
+    return int(count)
+
+
+def _remove_frames(transaction: LogWrite, shard: int, first: int, end: int) -> int:
+    """Returns how many bytes of frames went."""
+    source = """WITH gone AS (DELETE FROM @frames WHERE id >= %s AND id < %s RETURNING octet_length(frame) AS bytes)
+        SELECT coalesce(sum(bytes), 0)::bigint FROM gone"""
+    [(size,)] = transaction.execute(Statement(source, (row_id(shard, first), row_id(shard, end))))
+    return int(size)
