@@ -23,7 +23,8 @@ OLD_GROUP = "df"
 LOG_GROUP = "log"
 LOG_URL = text("url", "sqlite:///var/lib/heliograph/log.db",
                "The log: sqlite:///path/log.db for the processes of one host, or "
-               "postgresql://[user:password@]host/database or redis://[user:password@]host:port/db for several hosts.", secret=True)  # fmt: skip
+               "postgresql://[user:password@]host/database or redis://[user:password@]host:port/db for several hosts.",
+               secret=True)  # fmt: skip
 """Named when a session is opened, for what is built on it; the bus itself has no log."""
 
 HMAC_KEY_BYTES_MIN = 16
