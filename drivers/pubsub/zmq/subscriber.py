@@ -44,8 +44,8 @@ class ZmqSubscriber(DriverSubscriber):
         check_address(address)
 
     def _open(self, receiver: GuardedReceiver) -> None:
-        """Raises LimitReached where there is no room for a single link.  Links are made later, and those for which there
-        is none are told."""
+        """Raises LimitReached where there is no room for a single link.  Links are made later, and those for which
+        there is none are told."""
         check_room(LINK_DESCRIPTORS, "a subscriber")
         self._loop = SHARED_LOOP.enter()
         self._links = SubscriberLinks(self._loop, self._conf, self._curve, receiver, self._tally)
