@@ -305,12 +305,13 @@ class BusSource(ChangeSource):
 
     def _on_resync(self, resync: Resync) -> None:
         """The subscriber's dispatcher says that events may be missing.  Jitter and distance are behind it already."""
-        if not self._listener.is_loaded:
+        is_loaded = self._listener.is_loaded
+        if not is_loaded:
             self._listener.need_snapshot(resync.reason.value, is_awaited=True)
         if Reason.SUBSCRIBED in resync.reasons:
             self._listener.need_topics(resync.topics)
         self._waiting.difference_update(resync.topics)
-        if resync.reasons != {Reason.SUBSCRIBED}:
+        if is_loaded and resync.reasons != {Reason.SUBSCRIBED}:  # a snapshot that begins now has the changes, too
             self._listener.need_delta(resync.reason.value)
 
     def wait(self, timeout_s: float) -> float:

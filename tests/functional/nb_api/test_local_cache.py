@@ -38,6 +38,17 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Wo
 # -- following
 
 
+def test_a_new_cache_reads_the_database_once(tmp_path: pathlib.Path) -> None:
+    """The beginning of the subscription asks for all objects, which have the changes, too."""
+    bus = memory_bus()
+    with open_nb(sqlite_url(tmp_path), bus) as nb:
+        nb.put("port", "p1", 1, topic="t")
+        for _ in range(10):
+            with contextlib.closing(LocalCache(nb)) as cache:
+                cache.wait_synced(timeout_s=WAIT_S)
+                assert cache.statistics().syncs.reasons["initial"] == 1
+
+
 def test_a_cache_holds_what_was_there_and_follows_what_comes(world: World) -> None:
     world.nb.create("port", "p1", {"up": False}, topic="tenant-7")
     told = Told()
