@@ -49,6 +49,9 @@ OPTIONS: Sequence[cfg.Opt] = advanced(
 _POLL_INTERVAL_S = 0.001
 _POLL_INTERVAL_MAX_S = 0.02
 """How soon, and how seldom at most, a wait looks for appends of other processes; each vain look doubles it."""
+_QUIET_S = 5.0
+_POLL_INTERVAL_QUIET_S = 0.04
+"""How seldom it looks when nothing was appended for so long: looking is nearly all that an idle log costs."""
 _JOURNAL_BYTES_MAX = 64 * MIB
 """A write-ahead log that has grown beyond this is cut when it is recycled."""
 
@@ -70,6 +73,7 @@ class SqliteLog(SegmentedLog):
         self._frame_bytes_max: int = self._limits.frame_bytes_max  # looked up once: it is needed for every append
         self._options = conf[GROUP]
         self._found = schema.LogFileHeader(0, Lineage(""))
+        self._grown_at = time.monotonic()  # when a wait last found something new
         self.default_directory = path.with_name(f"{path.name}-segments")
         self._store = SqliteLogFile(
             path,
@@ -136,8 +140,10 @@ class SqliteLog(SegmentedLog):
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
         watch = FileWatch(self._store.path)
-        # More is likely soon after a write.  Where nobody has written for long, it looks seldom from the beginning.
-        backoff = Backoff(max(_POLL_INTERVAL_S, min(watch.quiet_s(), _POLL_INTERVAL_MAX_S)), _POLL_INTERVAL_MAX_S)
+        # More is likely soon after an append.  Where nothing came for long, it looks seldom from the beginning.
+        quiet_s = time.monotonic() - self._grown_at
+        seldom_s = _POLL_INTERVAL_QUIET_S if quiet_s > _QUIET_S else _POLL_INTERVAL_MAX_S
+        backoff = Backoff(max(_POLL_INTERVAL_S, min(quiet_s, seldom_s)), seldom_s)
         while True:
             commits = self._store.commits
             rest = deadline - time.monotonic()
@@ -147,6 +153,7 @@ class SqliteLog(SegmentedLog):
                 if (watch.may_have_news(commits) or rest <= 0) and self._store.run(
                     lambda connection: reading.has_grown(connection, ends)
                 ):
+                    self._grown_at = time.monotonic()
                     return True
             except Closed:
                 return False

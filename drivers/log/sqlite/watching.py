@@ -45,11 +45,6 @@ class FileWatch:
         self._seen, self._asked = found if is_settled else None, now
         return True
 
-    def quiet_s(self) -> float:
-        """How long nobody has written; 0 when it cannot be told."""
-        written_ns = max((one[3] for one in self._look() or () if one is not None), default=time.time_ns())
-        return max(0.0, (time.time_ns() - written_ns) / 1e9)
-
     def _look(self) -> tuple[_File | None, _File | None] | None:
         """None when the database cannot be looked at: SQLite knows better what is wrong."""
         found = [_file(path) for path in self._paths]
