@@ -129,9 +129,9 @@ def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list
         events = _decode_list(memoryview(frame)[header[8] : header[9]])  # `frames.body`, without the call
     except _DECODING_ERRORS as error:
         raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
-    if len(events) != header.count:
-        raise UndecodableBody(f"the frame of topic {header.topic!r} states {header.count} events and has {len(events)}")
     topic = header.topic
+    if len(events) != header.count:
+        raise UndecodableBody(f"the frame of topic {topic!r} states {header.count} events and has {len(events)}")
     for event in events:
         event.topic = topic
     return events[skip:] if skip else events
