@@ -44,6 +44,7 @@ from pubsub_api.core.events import (
     Event,
     encode_event,
     encode_fields,
+    encode_sound,
 )
 from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.sending.replies import Head, select
@@ -146,8 +147,7 @@ class Publisher(Closeable):
     def send_event(self, event: Event, *, is_sound: bool = False) -> None:
         """Send one event.  Returns when it is handed to the transport or queued behind others; blocks only when the
         backlog is full, and then by sending it.  Delivery is not awaited: what is lost on the way is repaired.
-
-        ``is_sound``: the caller knows that its value can be encoded and be decoded again, so nobody looks into it.
+        ``is_sound``: the caller knows that it can be encoded and decoded again, and it has no timestamp yet.
 
         Raises InvalidEvent, InvalidTopic, LimitReached, NotPermitted, Closed, and in a forked child what opening may
         raise.
@@ -178,10 +178,10 @@ class Publisher(Closeable):
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
-            ):
+            ) or is_sound:
                 encoded = encode_fields((table, key, action, value, version, stamp))
             else:
-                encoded = encode_event(event, stamp, is_sound=is_sound)
+                encoded = encode_event(event, stamp)
         except ENCODING_ERRORS:
             encoded = encode_event(event, stamp)
         if len(encoded) > self._small_bytes_max:
@@ -208,7 +208,7 @@ class Publisher(Closeable):
         is_flood = wall_ns - self._last_call_ns <= self._flood_ns
         self._stamps = _NO_STAMPS
         stamp = self._reserve(self._turn_events, wall_ns) if is_flood else self._clock.tick(wall_ns)
-        encoded = encode_event(event, stamp, is_sound=is_sound)
+        encoded = encode_sound(event, stamp) if is_sound else encode_event(event, stamp)
         size = len(encoded)
         if size > self._event_bytes_max:
             raise self._too_large(event, size)
@@ -262,8 +262,10 @@ class Publisher(Closeable):
                 if event.topic != topic or len(run) >= batch_events_max:
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
-                looks_inside = not (stamp - first_stamp) % CHECK_INTERVAL
-                run.append(encode_event(event, stamp, looks_inside=looks_inside, is_sound=is_sound))
+                if is_sound:
+                    run.append(encode_sound(event, stamp))
+                else:
+                    run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
         except AttributeError as error:
             raise _not_an_event(event) from error
         finally:
