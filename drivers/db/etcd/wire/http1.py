@@ -21,7 +21,7 @@ _PORTION = 32 * 1024
 """Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
 _HEADER_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
-"""Of one answer, or one line of a stream.  A page of a snapshot is far smaller, so what is larger is no answer of etcd."""
+"""Of one answer, or one line of a stream.  A page of a snapshot is far smaller: what is larger is no answer of etcd."""
 
 
 @dataclasses.dataclass(slots=True)
