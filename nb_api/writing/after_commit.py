@@ -122,6 +122,8 @@ class AfterCommitPublisher:
             with self._lock:
                 if self._is_alone() and self._way.is_free(load, time.monotonic()):
                     self.counters.committed += load.changes
+                    if load.changes > 1:
+                        changes = sorted(changes, key=_revision)
                     self._begin_sending(changes)
                 elif not self._is_taken(changes, load) or self._sender is not None:
                     return  # left to the sweeper, or to who sends

@@ -184,18 +184,23 @@ class Dispatcher:
     def decode(self, delivery: Delivery) -> list[Event]:
         """The events of a frame, counted as received."""
         frame, header, already = delivery
-        undecodable = None
         try:
             events = decode_events(frame, header, skip=already)
         except UndecodableBody:
-            events, undecodable = decode(delivery)
+            events = self._decode_rest(delivery)
+        self.received += len(events)
+        return events
+
+    def _decode_rest(self, delivery: Delivery) -> list[Event]:
+        """Those events of a frame that can be decoded; the owner is told of the others."""
+        events, undecodable = decode(delivery)
         if undecodable is not None:
+            _, header, _ = delivery
             LOG.error(
                 "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
                 undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
             )  # fmt: skip
             self._undecodable(header, undecodable.ranges)
-        self.received += len(events)
         return events
 
     def _tell_resync(self, resync: Resync) -> None:
