@@ -14,7 +14,7 @@ from oslo_config import cfg
 from nb_api.config import GROUP
 from nb_api.coordination.snapshot_limit import TURN_S
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.runtime.loops import ToldCondition
 
 _FEED = SyncTask("feed")
@@ -132,8 +132,8 @@ def _settings(conf: cfg.ConfigOpts) -> SyncSettings:
     options = conf[CACHE_GROUP]
     return SyncSettings(
         snapshot_jitter_s=options.snapshot_jitter,
-        snapshot_interval_min_s=options.snapshot_interval_min,
-        retry_interval_s=conf[GROUP].retry_interval,
+        snapshot_interval_min_s=2 * options.snapshot_jitter,
+        retry_interval_s=retry_interval(conf),
         retry_interval_max_s=conf[GROUP].retry_interval_max,
         verify_interval_s=options.verify_interval,
         resync_interval_s=options.resync_interval,

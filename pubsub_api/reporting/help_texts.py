@@ -78,7 +78,7 @@ HELP: dict[str, dict[str, str]] = {
         "streams": "Of a subscriber: streams known now.",
         "streams_evicted": "Of a subscriber: streams forgotten because of streams_max.",
         "publishers": "Of a subscriber: publishers known now.",
-        "publishers_forgotten": "Of a subscriber: publishers whose state was dropped after publisher_forget_time.",
+        "publishers_forgotten": "Of a subscriber: publishers not heard of for long, whose state was dropped.",
         "links_up": "Of a subscriber: links that are up now.",
         "links_down": "Of a subscriber: addresses that are listened to, and that cannot be reached now.",
         "lag": "Of a subscriber: events in the queue before the callback.",

@@ -22,11 +22,10 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.testing.child import ChildProcess
 from shared_subscriptions import GroupEvent, GroupSubscriber, config
-from shared_subscriptions.core.settings import LeaseSettings
 
-CALM = {"member_lease": 30.0, "claim_time": 60.0, "retry_delay": 0.05, "unsubscribe_timeout": 60.0}  # fmt: skip
+CALM = {"member_lease": 30.0, "retry_delay": 0.05, "unsubscribe_timeout": 60.0}
 """Nobody is killed: leases and patience are so long that no load of the machine ends them."""
-HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
+HASTY = {**CALM, "member_lease": 1.0}
 """Somebody is killed, and the others must notice soon."""
 
 # Of every member of this process and of those that it starts, which import this module, too.
@@ -37,11 +36,6 @@ config.RESEND_INTERVAL_S = 0.5
 config.REBALANCE_DELAY_S = 0.05
 config.RENEW_PARTITIONS_INTERVAL_S = 0.1
 config.REVOKE_TIMEOUT_S = 60.0
-
-CALM_LEASE = LeaseSettings(CALM["member_lease"], CALM["claim_time"])
-HASTY_LEASE = LeaseSettings(HASTY["member_lease"], HASTY["claim_time"])
-"""The same for groups that are declared before they have a member."""
-
 
 class Seen(NamedTuple):
     topic: str
@@ -57,6 +51,11 @@ def groups_conf(**options: Any) -> cfg.ConfigOpts:
     for name, value in {**CALM, **options}.items():
         conf.set_override(name, value, group=config.GROUP)
     return config.register(conf)
+
+
+CALM_LEASE = config.lease_settings(groups_conf(**CALM))
+HASTY_LEASE = config.lease_settings(groups_conf(**HASTY))
+"""The same for groups that are declared before they have a member."""
 
 
 class Source:

@@ -27,7 +27,7 @@ from tests.helpers.servers import RedisServer, free_port
 from tests.helpers.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
-RARELY = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
+RARELY = {"max_idle_time": 60.0}
 PERSISTENT = {"repair_attempts_max": 9}
 """What can be repaired is, also when whoever is asked gets no processor for a while."""
 
@@ -114,7 +114,7 @@ def test_a_join_whose_answers_are_lost_is_asked_again(bus: Bus, consumer: Consum
 def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process_bus: Bus, ending: str) -> None:
     port = free_port()
     url = process_bus.url.replace(":0", f":{port}") if process_bus.is_bind_based else process_bus.url
-    options = {"max_idle_time": 0.5, "idle_time_limit": 2.0}
+    options = {"max_idle_time": 0.5}
     with PublisherNode(url, **options) as former:
         addresses = [former.address] if process_bus.is_bind_based else None
         with SubscriberNode(url, addresses, **options, **PERSISTENT) as subscriber:
@@ -221,7 +221,7 @@ def test_a_frame_that_states_more_events_than_it_has_takes_no_numbers(consumer: 
 
 # -- links that come back to something shared
 
-SETTLED = {"max_idle_time": 0.5, "idle_time_limit": 2.0, "missed_hellos_max": 12}
+SETTLED = {"max_idle_time": 0.5, "missed_hellos_max": 12}
 """A link that was up for six seconds has heard everybody."""
 
 

@@ -363,7 +363,10 @@ def test_frames_have_no_history(local: Domain) -> None:
         local.session.frames(["a"], on_frames, past=Durability.TRANSIENT)  # type: ignore[arg-type]
 
 
-def test_a_source_that_is_not_installed_is_named(local: Domain) -> None:
-    conf = fast_conf(local.url, history_source="nowhere")
-    with pubsub_api.open(conf=conf) as session, pytest.raises(DriverNotFound, match="no history source .* 'nowhere'"):
+def test_a_source_that_is_not_installed_is_named(local: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pubsub_api.subscribing.history.SOURCE", "nowhere")
+    with (
+        pubsub_api.open(conf=fast_conf(local.url)) as session,
+        pytest.raises(DriverNotFound, match="no history source .* 'nowhere'"),
+    ):
         session.subscriber(["a"], print, past=Durability.TRANSIENT)

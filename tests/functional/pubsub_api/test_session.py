@@ -69,7 +69,7 @@ def test_a_list_of_events_is_sent_up_to_the_first_bad_one(bus: Bus, consumer: Co
 
 
 def test_a_lossless_run_costs_no_extra_traffic(bus: Bus, consumer: Consumer) -> None:
-    rarely = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
+    rarely = {"max_idle_time": 60.0}
     publisher = bus.session(**rarely).publisher()
     subscriber = bus.session(**rarely).subscriber(["a/#"], consumer.on_event, addresses=bus.addresses(publisher))
     subscriber.wait_ready(timeout_s=20)
@@ -278,7 +278,7 @@ def test_a_slow_consumer_gets_a_resync_not_silence(bus: Bus) -> None:
         log.append(item.version)
 
     publisher = bus.session().publisher()
-    session = bus.session(receive_queue_bytes_max=20_000, pending_bytes_max=20_000)
+    session = bus.session(receive_queue_bytes_max=20_000)
     subscriber = session.subscriber(
         ["#"], on_event, on_resync=lambda resync: log.extend(resync.reasons), addresses=bus.addresses(publisher)
     )

@@ -19,7 +19,7 @@ import pytest
 import durable_log
 import pubsub_api
 from durable_log import LogApi
-from pubsub_api.errors import Closed, Forked, InvalidConfig, InvalidTopic, UsageError
+from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
@@ -366,11 +366,6 @@ def test_what_retention_drops_is_counted(url: str, log: LogApi, source: Source) 
         assert [view.end for view in views] == [100]
 
 
-def test_contradicting_options_are_refused() -> None:
-    with pytest.raises(InvalidConfig, match="claim_time"):
-        groups_conf(member_lease=10.0, claim_time=12.0)
-
-
 # -- operators
 
 
@@ -482,7 +477,7 @@ def test_names_on_the_wire_are_those_of_the_specification() -> None:
 
 def test_streams_of_a_lost_log_connection_are_not_lost(url: str, source: Source) -> None:
     """A member whose lease ended begins anew and goes on where it was, without repeating what it had acknowledged."""
-    with Member(url, [SHARED], member_lease=2.0, claim_time=4.0) as member:
+    with Member(url, [SHARED], member_lease=2.0) as member:
         source.publish(TOPIC, 10)
         wait_until(lambda: member.subscriber.statistics().acknowledged == 10, PATIENCE_S, "ten")
         handler = member.subscriber._handler

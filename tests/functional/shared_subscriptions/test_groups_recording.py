@@ -114,10 +114,11 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
 
 @pytest.mark.parametrize("bus_url", ["zmq"], indirect=True)
 def test_a_standby_hears_until_somebody_leads_also_when_its_own_lease_has_ended(
-    bus_url: str, log_url: str, log: LogApi
+    bus_url: str, log_url: str, log: LogApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever stands by is a member, too, whose lease ends with its leader, and long before another one leads."""
-    leases = {"member_lease": 1.0, "claim_time": 8.0}
+    monkeypatch.setattr("shared_subscriptions.config.CLAIM_LEASES", 8.0)
+    leases = {"member_lease": 1.0}
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(pubsub_api.open(conf=fast_conf(bus_url)))
         publisher = session.publisher()
