@@ -37,6 +37,7 @@ config.REBALANCE_DELAY_S = 0.05
 config.RENEW_PARTITIONS_INTERVAL_S = 0.1
 config.REVOKE_TIMEOUT_S = 60.0
 
+
 class Seen(NamedTuple):
     topic: str
     key: str
