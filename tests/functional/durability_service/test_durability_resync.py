@@ -223,7 +223,7 @@ def test_an_older_version_that_was_published_later_is_not_believed(small_site: S
 
 
 def test_history_that_was_deleted_is_missed(small_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nb_api.cache.sync.SOURCE_REPAIRS_MAX", 5)
+    monkeypatch.setattr("nb_api.cache.reading.sync.SOURCE_REPAIRS_MAX", 5)
     site = small_site
     site.fill()
     site.checkpoint()

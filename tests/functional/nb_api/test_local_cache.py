@@ -351,7 +351,7 @@ def test_changes_that_are_compacted_away_lead_to_a_snapshot(world: World) -> Non
 def test_a_cache_that_is_far_behind_reads_the_objects_instead(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nb_api.cache.sync.DELTA_CHANGES_MAX", 5)
+    monkeypatch.setattr("nb_api.cache.reading.sync.DELTA_CHANGES_MAX", 5)
     world = World(memory_bus(), sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), db={"outbox_age": 60.0}))
     try:
         cache = world.cache()

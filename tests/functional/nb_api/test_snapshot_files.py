@@ -314,7 +314,7 @@ def test_a_snapshot_so_old_that_the_changes_after_it_are_gone_is_not_used(world:
 def test_a_snapshot_with_too_many_changes_after_it_is_not_used(
     sqlite_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nb_api.cache.sync.DELTA_CHANGES_MAX", 2)
+    monkeypatch.setattr("nb_api.cache.reading.sync.DELTA_CHANGES_MAX", 2)
     world = sqlite_world
     world.fill()
     complete(world.folder, world.nb.db)

@@ -1,6 +1,7 @@
 """What a local cache has asked its thread to read, how far that is, and whether the copy is complete.
 
-`nb_api.core.resync_schedule` decides when; this makes it safe for all threads of a cache, and wakes those that wait.
+`nb_api.core.copy.resync_schedule` decides when; this makes it safe for all threads of a cache, and wakes those
+that wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.coordination.snapshot_limit import TURN_S
-from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
+from nb_api.core.copy.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.runtime.loops import ToldCondition
 

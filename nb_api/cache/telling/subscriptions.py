@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 
 from oslo_config import cfg
 
-from nb_api.cache.callbacks import CallbackQueue, OnChanges
-from nb_api.cache.change_queue import ChangeQueue
+from nb_api.cache.telling.callbacks import CallbackQueue, OnChanges
+from nb_api.cache.telling.change_queue import ChangeQueue
 from nb_api.config import GROUP
-from nb_api.core.differences import CacheChange, Resynced
+from nb_api.core.copy.differences import CacheChange, Resynced
 from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import Closeable

@@ -16,15 +16,15 @@ from functools import partial
 from typing import Protocol
 
 from nb_api.api import NbApi
-from nb_api.cache.history_marks import HistoryMarks
+from nb_api.cache.reading.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP, SNAPSHOT_PORTION
 from nb_api.coordination import watch_note
 from nb_api.coordination.snapshot_limit import NoTurn, SnapshotLimit, SnapshotLimitCounters, SnapshotLimitSettings
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import Difference, Resynced
-from nb_api.core.resync_schedule import SyncTask
-from nb_api.core.snapshot_merge import EVERYTHING, SnapshotMerge
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import Difference, Resynced
+from nb_api.core.copy.resync_schedule import SyncTask
+from nb_api.core.copy.snapshot_merge import EVERYTHING, SnapshotMerge
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import (
