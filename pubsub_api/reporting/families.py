@@ -44,9 +44,9 @@ _GAUGES = {
 }  # fmt: skip
 _ELSEWHERE = {"local_cache": {"bus"}}
 """Statistics of an object that has a role of its own."""
-_UNNAMED = {"subscriber": {"intake", "repair", "peers"}}
+_UNNAMED = {"subscriber": {"intake", "repair", "peers"}, "member": {"links", "log"}}
 """Parts whose numbers have names of metrics without them: dashboards and alerts know the numbers by these names."""
-_NAMES = {"subscriber": {"history.events": "historical"}}
+_NAMES = {"subscriber": {"history.events": "historical"}, "member": {"log.errors": "log_errors"}}
 
 
 class Reading(NamedTuple):
@@ -94,7 +94,7 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
 def name_of(role: str, path: str) -> str:
     """Of the metric; for a counter without ``_total``."""
     part, _, rest = path.partition(".")
-    named = rest if part in _UNNAMED.get(role, ()) else _NAMES.get(role, {}).get(path, path)
+    named = _NAMES.get(role, {}).get(path) or (rest if part in _UNNAMED.get(role, ()) else path)
     return f"heliograph_{role}_{named.replace('.', '_')}"
 
 

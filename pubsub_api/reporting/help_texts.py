@@ -149,23 +149,8 @@ HELP: dict[str, dict[str, str]] = {
             "Of a member of a group: offsets that retention dropped before they were delivered, of whatever "
             "topic, for each lane: at most so many events are lost. A warning in the log says so too."
         ),
-        "undecodable": "Of a member of a group: events left out because their frame cannot be decoded.",
         "streams": "Of a member of a group: partitions, or portions of queues, held now.",
         "waiting": "Of a member of a group: events read and not settled.",
-        "grants": "Of a member of a group: partitions that were granted so far.",
-        "resets": "Of a member of a group: how often the lease or the leader was lost and everything began anew.",
-        "log_errors": "Of a member of a group: failed reads of the log; they are tried again.",
-        "damaged": (
-            "Of a member of a group: ranges of the log that this member came to and could not read, each counted once."
-        ),
-        "protocol_errors": "Of a member of a group: failures in talking to a leader, apart from links that break.",
-        "bad_messages": (
-            "Of a member of a group: connections to a leader that were closed because of what came through them."
-        ),
-        "link_failures": (
-            "Of a member of a group: connections to a leader that were lost, or could not be made; each is made again."
-        ),
-        "park_failures": "Of a member of a group: dead letters that could not be written; each is tried again.",
         "callback_errors": "Of a member of a group: calls of the user that raised.",
         "is_leading": "Of a member of a group: groups that this process leads.",
         "missing": (
@@ -176,6 +161,23 @@ HELP: dict[str, dict[str, str]] = {
             "Of a member of a group: groups whose leader this process stands by for: it keeps what was published "
             "last, should the leader die."
         ),
+        "links.grants": "Of a member of a group: partitions that were granted so far.",
+        "links.resets": "Of a member of a group: how often the lease or the leader was lost and everything began anew.",
+        "links.protocol_errors": (
+            "Of a member of a group: failures in talking to a leader, apart from links that break."
+        ),
+        "links.bad_messages": (
+            "Of a member of a group: connections to a leader that were closed because of what came through them."
+        ),
+        "links.link_failures": (
+            "Of a member of a group: connections to a leader that were lost, or could not be made; each is made again."
+        ),
+        "log.errors": "Of a member of a group: failed reads of the log; they are tried again.",
+        "log.damaged": (
+            "Of a member of a group: ranges of the log that this member came to and could not read, each counted once."
+        ),
+        "log.undecodable": "Of a member of a group: events left out because their frame cannot be decoded.",
+        "log.park_failures": "Of a member of a group: dead letters that could not be written; each is tried again.",
     },
     "nb": {
         "writes": "Of a writer: transactions committed.",
