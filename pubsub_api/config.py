@@ -83,8 +83,7 @@ OPERATOR_OPTIONS: Sequence[cfg.Opt] = (
     text("publisher_name", "", "Stable name of this publisher across restarts. Empty: host name and program name."),
     text("hmac_key", None, "Shared key, 16 bytes or more. Frames not signed with it are refused.", secret=True),
     size("receive_queue_bytes_max", 64 * MIB,
-         "Frames waiting for the callback. As many more wait behind holes, or for room before the callback. When that "
-         "is full, the rest is asked for again, or a resync follows where nothing was lost."),
+         "Frames waiting for the callback. When it is full, more wait as pending."),
     count("history", 1_000_000, 1, 1_000_000_000, "Events that a cache keeps per stream."),
     size("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
 )  # fmt: skip
@@ -107,6 +106,9 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
           "later it is forgotten."),
     size("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
     count("batch_events_max", 1024, 1, 65_536, "Most events in one frame."),
+    size("pending_bytes_max", 64 * MIB,
+         "Frames that wait behind holes, or for room before the callback, all streams together. When it is full, the "
+         "rest is asked for again, or a resync follows where nothing was lost."),
     count("streams_max", 1_000_000, 1, 1_000_000_000, "Streams that a publisher or a subscriber keeps track of."),
 )  # fmt: skip
 

@@ -58,7 +58,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         ready_timeout_s=pubsub.ready_timeout,
         resync_jitter_s=pubsub.resync_jitter,
         resync_interval_min_s=pubsub.resync_jitter,
-        pending_bytes_max=pubsub.receive_queue_bytes_max,
+        pending_bytes_max=pubsub.pending_bytes_max,
         streams_max=pubsub.streams_max,
         repair=pubsub.repair and capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,

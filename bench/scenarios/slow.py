@@ -1,7 +1,7 @@
 """A subscriber at half the publisher's speed, with every queue at its default.
 
 The raw transports lose events and tell nobody.  Heliograph may lose events as well, once
-``receive_queue_bytes_max`` is full, twice, but then says so: each event is received, or a resync
+``receive_queue_bytes_max`` and ``pending_bytes_max`` are full, but then says so: each event is received, or a resync
 that was told after it was published covers it.  The last case makes both small, so that this happens.
 """
 
@@ -27,7 +27,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
     load = Load(int(rate * (SECONDS_QUICK if plan.is_quick else SECONDS)), rate=rate)
     make_sink = functools.partial(AuditSink, rate_max=rate / 2)
     with catalog.transport(driver, unlimited=False) as transport:
-        sizes = {"receive_queue_bytes_max": SMALL_QUEUE_BYTES}
+        sizes = {"receive_queue_bytes_max": SMALL_QUEUE_BYTES, "pending_bytes_max": SMALL_QUEUE_BYTES}
         small = {"settings": {GROUP: sizes}}
         runs = []
         for case in (transport.plain, transport.ours, transport.ours_with("heliograph, small queue", receiver=small)):

@@ -127,7 +127,6 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         idle_time_limit="16 * max_idle_time",
         publisher_forget_time="20 * missed_hellos_max * max_idle_time",
         resync_interval_min="resync_jitter",
-        pending_bytes_max="receive_queue_bytes_max",
     ),
     "redis": _gone(
         "unanswered_max queries_max health_interval",

@@ -6,6 +6,7 @@ A member keeps a record of what its user saw.  `unexplained` says what several r
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import sys
@@ -233,7 +234,7 @@ def _member(url: str, settings: dict[str, Any]) -> None:
             if command["do"] == "seen":
                 _say(seen=list(member.seen))
             elif command["do"] == "statistics":
-                _say(**vars(member.subscriber.statistics()))
+                _say(**dataclasses.asdict(member.subscriber.statistics()))
             elif command["do"] == "close":
                 member.subscriber.close()
                 _say(ok=True)

@@ -25,7 +25,7 @@ class Reason(enum.Enum):
     SLOW_CONSUMER = "slow consumer"
     """The callback did not keep up: its queue was full, and so was the room for what waits."""
     PENDING_FULL = "pending full"
-    """More frames waited behind holes than there is room for, and nobody is asked for the rest."""
+    """More frames waited behind holes than ``pending_bytes_max`` allows, and nobody is asked for the rest."""
     UNDECODABLE = "undecodable"
     """A frame in sequence could not be decoded."""
     CONTRADICTION = "contradiction"

@@ -73,7 +73,7 @@ def test_closing_ends_an_iteration_that_waits() -> None:
 
 def test_a_coroutine_that_does_not_keep_up_gets_a_resync_and_memory_stays_bounded() -> None:
     async def main() -> None:
-        small = {"receive_queue_bytes_max": 20_000}
+        small = {"receive_queue_bytes_max": 20_000, "pending_bytes_max": 20_000}
         conf = fast_conf("memory://aio-slow", batch_events_max=10, **small)
         async with aio.open(conf=conf) as session:
             publisher = await session.publisher()

@@ -278,7 +278,7 @@ def test_a_slow_consumer_gets_a_resync_not_silence(bus: Bus) -> None:
         log.append(item.version)
 
     publisher = bus.session().publisher()
-    session = bus.session(receive_queue_bytes_max=20_000)
+    session = bus.session(receive_queue_bytes_max=20_000, pending_bytes_max=20_000)
     subscriber = session.subscriber(
         ["#"], on_event, on_resync=lambda resync: log.extend(resync.reasons), addresses=bus.addresses(publisher)
     )
