@@ -20,8 +20,8 @@ from oslo_config import cfg
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
 from nb_api.coordination.snapshot_limit import ProcessTurns
-from nb_api.core.writes import CheckedWrite, committed_changes
-from nb_api.db_api import DbApi, DbObject, Write, Written
+from nb_api.core.writes import committed_changes
+from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
@@ -222,22 +222,21 @@ class NbApi(Closeable):
             written = self._db.commit(checked)
         finally:
             self._commit_seconds.add(time.monotonic() - began)
-        unchanged = sum(outcome.action is None for outcome in written)
-        if unchanged:
-            self._unchanged += unchanged
-        if unchanged < len(written):
-            self._committed(checked, written)
+        changes = committed_changes(checked, written)
+        self._unchanged += len(written) - len(changes)
+        if changes:
+            self._committed(changes)
         return [outcome.version for outcome in written]
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
         return self._db.allocate(name)
 
-    def _committed(self, writes: Sequence[CheckedWrite], written: Sequence[Written]) -> None:
+    def _committed(self, changes: Sequence[Change]) -> None:
         """Something was written."""
         self._writes += 1
         if self._after_commit is not None:
-            self._after_commit.put(committed_changes(writes, written))
+            self._after_commit.put(changes)
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 

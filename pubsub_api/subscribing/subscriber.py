@@ -29,7 +29,6 @@ from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
 from pubsub_api.core.events import Action, Event
 from pubsub_api.core.frame import Header, Kind
-from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
@@ -154,43 +153,36 @@ class Subscriber(Closeable):
             self._ask(queries)
 
     def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
-        delivery = self._borrow(received[0], relieve) if len(received) == 1 and self._borrows else None
+        """A frame takes the long way when something is before it, or when more is to be done with it than a look."""
+        frame, delivery = received[0], None
+        core, dispatcher = self._core, self._dispatcher
+        inline = dispatcher.inline
+        began, wall_ns = time.monotonic(), time.time_ns()
+        with self._lock:
+            if len(received) == 1 and self._borrows and not self._waiting and inline.begin(relieve, began):
+                core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
+                delivery = core.on_lone_frame(frame, began)
+                if delivery is None:
+                    inline.end(began)
+                else:
+                    self._hybrid_clock.observe(core.newest_timestamp, wall_ns)
+                    self._waiting = 1
+                    self._queue_bytes += len(frame)
+                    LOANS.begin(inline, self._lock, began)
         if delivery is None:
             self.on_frames(received)
             return False
-        dispatcher = self._dispatcher
         try:
             if dispatcher.on_frames is not None:
                 dispatcher.hand_over([delivery])
             elif events := dispatcher.decode(delivery):
-                dispatcher.tell(events)
+                dispatcher.tell(events, began, wall_ns)
         finally:
             with self._lock:
-                self._done(len(delivery[0]))
-                LOANS.end(dispatcher.inline)
-                is_relieved = dispatcher.inline.end(time.monotonic())
+                self._done(len(frame))
+                LOANS.end(inline)
+                is_relieved = inline.end(time.monotonic())
         return is_relieved
-
-    def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
-        """Get ready to call the user on this thread with a frame; None when it has to go the long way:
-        something is before it, or anything is to be done with it that takes the core more than a look.
-        """
-        now = time.monotonic()
-        inline = self._dispatcher.inline
-        with self._lock:
-            if self._waiting or not inline.begin(relieve, now):
-                return None
-            core = self._core
-            core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
-            delivery = core.on_lone_frame(frame, now)
-            if delivery is None:
-                inline.end(now)
-                return None
-            self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
-            self._waiting = 1
-            self._queue_bytes += len(frame)
-            LOANS.begin(inline, self._lock, now)
-            return delivery
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
         with self._lock:
