@@ -45,6 +45,7 @@ from pubsub_api.core.events import (
     encode_event,
     encode_fields,
 )
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.sending.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
@@ -176,6 +177,7 @@ class Publisher(Closeable):
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
+                and event.headers is NO_HEADERS
             ):
                 encoded = encode_fields((table, key, action, value, version, stamp))
             else:
