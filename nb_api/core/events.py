@@ -22,6 +22,7 @@ def events_of(change: Change) -> list[Event]:
             action=change.action,
             value=change.value,
             version=change.revision,
+            headers=change.headers,
         )
     ]
     if change.left_topic is not None:
@@ -33,6 +34,7 @@ def events_of(change: Change) -> list[Event]:
                 action="delete",
                 value={_MOVED_TO: change.topic},
                 version=change.revision,
+                headers=change.headers,
             )
         )
     return events

@@ -16,8 +16,8 @@ HEADERS_MAX = 16
 """Of one event.  They travel, and are kept, with every event: for data there is the value."""
 HEADER_NAME_BYTES_MAX = 64
 HEADERS_BYTES_MAX = 1024
-"""Of all headers as JSON.  Nearly twice what the context of a trace takes (W3C: a traceparent of 55 bytes, a tracestate of
-512), and less than what is set aside for the envelope of the largest event of a database."""
+"""Of all headers as JSON.  Nearly twice what the context of a trace takes (W3C: a traceparent of 55 bytes, a tracestate
+of 512), and less than what is set aside for the envelope of the largest event of a database."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, str]).decode
