@@ -83,7 +83,8 @@ class Spans:
         if len({getattr(event, "topic", None) for event in events}) == 1:
             attributes["messaging.destination.name"] = str(getattr(events[0], "topic", ""))
         with self._span("publish", SpanKind.PRODUCER, contexts_of(events), attributes):
-            yield [_traced(event) for event in events]
+            alone = _with_current(NO_HEADERS)
+            yield [_traced(event, alone) for event in events]
 
     # -- receiving
 
@@ -247,12 +248,16 @@ def contexts_of(events: Iterable[Event]) -> list[SpanContext]:
     return list(found.values())
 
 
-def _traced(event: Event) -> Event:
-    """The event with the context of the current span.  What is no event is left to who refuses it."""
-    if not isinstance(event, Event) or not isinstance(event.headers, Mapping) or _TRACEPARENT in event.headers:
+def _traced(event: Event, alone: Mapping[str, str]) -> Event:
+    """The event with the context of the current span, which is ``alone`` for one without headers.  What is no event is
+    left to who refuses it."""
+    if not alone or not isinstance(event, Event):
         return event
-    headers = _with_current(event.headers)
-    return event if headers is event.headers else msgspec.structs.replace(event, headers=headers)
+    headers = event.headers
+    if headers is not NO_HEADERS and (not isinstance(headers, Mapping) or _TRACEPARENT in headers):
+        return event
+    traced = alone if headers is NO_HEADERS else _with_current(headers)
+    return event if traced is headers else msgspec.structs.replace(event, headers=traced)
 
 
 def _with_current(headers: Mapping[str, str]) -> Mapping[str, str]:
