@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -46,7 +45,8 @@ class Spans:
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = trace.get_tracer("heliograph", tracer_provider=provider)
-        self._causes: weakref.WeakSet[Causes] = weakref.WeakSet()
+        self._causes: tuple[weakref.ref[Causes], ...] = ()
+        """Of the controllers that live.  Replaced and never changed: it is read in every callback, without a lock."""
 
     # -- sending
 
@@ -79,9 +79,10 @@ class Spans:
     @contextlib.contextmanager
     def _publish(self, events: Sequence[Event]) -> Iterator[list[Event]]:
         """The events with the context of the span; those that have one of before keep it."""
-        attributes = {**_SYSTEM, "messaging.batch.message_count": len(events)}
-        if len({getattr(event, "topic", None) for event in events}) == 1:
-            attributes["messaging.destination.name"] = str(getattr(events[0], "topic", ""))
+        attributes: dict[str, Any] = {**_SYSTEM, "messaging.batch.message_count": len(events)}
+        topic = getattr(events[0], "topic", None)
+        if isinstance(topic, str) and all(getattr(event, "topic", None) == topic for event in events):
+            attributes["messaging.destination.name"] = topic
         with self._span("publish", SpanKind.PRODUCER, contexts_of(events), attributes):
             alone = _with_current(NO_HEADERS)
             yield [_traced(event, alone) for event in events]
@@ -111,8 +112,9 @@ class Spans:
         if not contexts:
             yield
             return
-        for causes in list(self._causes):
-            causes.note(events)
+        for reference in self._causes:
+            if (causes := reference()) is not None:
+                causes.note(events)
         attributes = {**_SYSTEM, "messaging.batch.message_count": len(events)}
         with self._span("deliver", SpanKind.CONSUMER, contexts, attributes):
             yield
@@ -123,7 +125,7 @@ class Spans:
     def _repaired(self, begun_ns: int, ended_ns: int, out: Sequence[Item], lost: int) -> None:
         events = [event for item in out if isinstance(item, tuple) for event in decode(item)[0]]
         attributes: dict[str, Any] = {**_SYSTEM, "heliograph.lost": lost}
-        links = [Link(one) for one in contexts_of(events)]
+        links = [Link(one) for one in contexts_of(events)[:LINKS_MAX]]
         span = self._tracer.start_span(
             "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=begun_ns
         )
@@ -133,9 +135,12 @@ class Spans:
 
     # -- controllers
 
-    def reconcile(self, call: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-        """The function of a controller, within a span when its run is due to a traced event."""
-        run = self._runs_of(name)
+    def reconcile(self, call: Callable[[Any], Any], name: str, owners: Any) -> Callable[[Any], Any]:
+        """The function of a controller, within a span when its run is due to a traced event.
+
+        ``owners`` is its `nb_api.controller.core.owners.OwnerMap`, which tells the keys that an event concerns.
+        """
+        run = self._runs_of(name, owners)
 
         def traced(request: Any) -> Any:
             with run(request):
@@ -143,9 +148,9 @@ class Spans:
 
         return traced
 
-    def reconcile_coroutine(self, call: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def reconcile_coroutine(self, call: Callable[[Any], Any], name: str, owners: Any) -> Callable[[Any], Any]:
         """The same for a coroutine function."""
-        run = self._runs_of(name)
+        run = self._runs_of(name, owners)
 
         async def traced(request: Any) -> Any:
             with run(request):
@@ -153,9 +158,10 @@ class Spans:
 
         return traced
 
-    def _runs_of(self, name: str) -> Callable[[Any], contextlib.AbstractContextManager[None]]:
+    def _runs_of(self, name: str, owners: Any) -> Callable[[Any], contextlib.AbstractContextManager[None]]:
         causes = Causes()
-        self._causes.add(causes)
+        self._causes = (*(one for one in self._causes if one() is not None), weakref.ref(causes))
+        vars(owners).update(put=causes.passed_on(owners.put), remove=causes.passed_on(owners.remove))
 
         @contextlib.contextmanager
         def run(request: Any) -> Iterator[None]:
@@ -191,26 +197,39 @@ class Spans:
 
 
 class Causes:
-    """Which events the next run of a key is due to.  For any thread."""
+    """Which events the next run of a key is due to.
+
+    For any thread, without a lock, which a fork could leave held: threads that meet here cost a link at the most.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._contexts: OrderedDict[tuple[str, str], list[SpanContext]] = OrderedDict()
+        self._contexts: OrderedDict[tuple[str, str], tuple[SpanContext, ...]] = OrderedDict()
 
     def note(self, events: Iterable[Event]) -> None:
         for event in events:
             if contexts := contexts_of((event,)):
                 self.put(event.table, event.key, contexts)
 
-    def take(self, table: str, key: str) -> list[SpanContext]:
-        with self._lock:
-            return self._contexts.pop((table, key), [])
+    def passed_on(self, concerned_by: Callable[..., Sequence[tuple[str, str]]]) -> Callable[..., Any]:
+        """A function from table and key of an object to the keys that run because of it; these have its causes then."""
+
+        def traced(table: str, key: str, *rest: Any) -> Sequence[tuple[str, str]]:
+            concerned = concerned_by(table, key, *rest)
+            if contexts := self.take(table, key):
+                for one in concerned:
+                    self.put(*one, contexts)
+            return concerned
+
+        return traced
+
+    def take(self, table: str, key: str) -> Sequence[SpanContext]:
+        return self._contexts.pop((table, key), ())
 
     def put(self, table: str, key: str, contexts: Iterable[SpanContext]) -> None:
-        with self._lock:
-            known = self._contexts.setdefault((table, key), [])
-            known += [one for one in contexts if one not in known][: LINKS_MAX - len(known)]
-            if len(self._contexts) > CAUSES_MAX:
+        known = self._contexts.get((table, key), ())
+        self._contexts[table, key] = (*known, *(one for one in contexts if one not in known))[:LINKS_MAX]
+        if len(self._contexts) > CAUSES_MAX:
+            with contextlib.suppress(KeyError):
                 self._contexts.popitem(last=False)
 
 

@@ -96,7 +96,7 @@ class AsyncController:
         self._cache = cache if isinstance(cache, AsyncLocalCache) else AsyncLocalCache.over(view.cache)
         traces = tracing.active
         self._reconcile: AsyncReconcile[Any] = (
-            reconcile if traces is None else traces.reconcile_coroutine(reconcile, name)
+            reconcile if traces is None else traces.reconcile_coroutine(reconcile, name, owner_map)
         )
         self._workers = workers
         self._name = name

@@ -89,7 +89,7 @@ class Controller(Closeable):
         owner_map = owner_map_of(cache, tables, owners)
         self._cache = cache.cache
         traces = tracing.active
-        self._reconcile: Reconcile[Any] = reconcile if traces is None else traces.reconcile(reconcile, name)
+        self._reconcile: Reconcile[Any] = reconcile if traces is None else traces.reconcile(reconcile, name, owner_map)
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(

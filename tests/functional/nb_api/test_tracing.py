@@ -142,6 +142,10 @@ def test_an_event_without_room_for_the_context_is_sent_as_it_is(traces: Traces, 
         publisher.send_event(event("a", headers=headers))
         with pytest.raises(pubsub_api.errors.InvalidEvent):
             publisher.send_event("no event")
+        with pytest.raises(pubsub_api.errors.InvalidTopic):
+            publisher.send_event(event("a", topic=["t"]))
+        with pytest.raises(pubsub_api.errors.InvalidEvent):
+            publisher.send_events([event("a", headers=7)])
         wait_until(lambda: len(got) == 1, PATIENCE_S, "the event")
     assert got[0].headers == headers
 
@@ -197,6 +201,25 @@ def test_the_trace_of_a_commit_reaches_the_controller(traces: Traces, tmp_path: 
     assert [span.status.status_code.name for span in (first, second)] == ["ERROR", "UNSET"]
     assert [span.attributes["heliograph.attempt"] for span in (first, second)] == [1, 2]
     assert len(traces.named("reconcile")) == 2, "a run that no event asked for is none"
+
+
+def test_a_run_that_a_dependent_object_asks_for_belongs_to_its_trace(traces: Traces, tmp_path: pathlib.Path) -> None:
+    with (
+        open_nb(sqlite_url(tmp_path), memory_bus()) as nb,
+        LocalCache(nb, topics=["t"]) as cache,
+        Controller(
+            cache, lambda _: None, tables=["port"], owners={"host": lambda _: [("port", "p1"), ("port", "p2")]}
+        ) as controller,
+    ):
+        controller.wait_idle(timeout_s=PATIENCE_S)
+        nb.put("host", "h1", 1, topic="t")
+        traces.wait("reconcile", 2)
+        nb.delete("host", "h1")
+        runs = traces.wait("reconcile", 4)
+    keys = [span.attributes["heliograph.key"] for span in runs]
+    assert sorted(keys[:2]) == sorted(keys[2:]) == ["p1", "p2"]
+    made, deleted = traces.named("commit")
+    assert [parent(span) for span in runs] == [ids(made)] * 2 + [ids(deleted)] * 2
 
 
 def test_coroutines_are_traced_too(traces: Traces, tmp_path: pathlib.Path) -> None:
