@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import durable_log
 import pubsub_api
 from durability_service.serving.sampling import SampleRecorder, event_of
 from pubsub_api.core import frame as frames
@@ -18,6 +20,7 @@ from pubsub_api.core.events import Action, Event, decode_events, encode_event, p
 from pubsub_api.core.frame import Header, Kind
 from pubsub_api.core.headers import HEADER_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, NO_HEADERS
 from pubsub_api.subscribing.decoding import decode
+from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.core import events as group_events
 from tests.helpers.waiting import wait_until
 
@@ -154,6 +157,15 @@ def test_a_group_delivers_headers() -> None:
         (10, 1, 5, {}),
         (11, 1, 5, {"a": "b"}),
     ]
+
+
+def test_a_dead_letter_has_the_headers_of_its_event(tmp_path: pathlib.Path) -> None:
+    with durable_log.open(f"sqlite://{tmp_path}/log.db?shards=1") as log:
+        DeadLetters(log, "billing", "dead/{group}").park(
+            pubsub_api.GroupEvent(table="port", key="p1", action="set", topic="t", headers=TRACE), "it always fails"
+        )
+        (letter,) = log.read(0, 0)[0].events()
+    assert (letter.topic, letter.headers) == ("dead/billing", TRACE)
 
 
 @pytest.mark.parametrize("depth", [1, 5])
