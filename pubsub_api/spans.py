@@ -248,10 +248,10 @@ class RepairWatch:
             self._is_asking = True
             self._begun_ns = time.time_ns()
         lost = counters.lost - self._lost
-        if self._begun_ns and (lost or counters.closed_by_repair > self._closed):
+        if self._begun_ns and (lost or counters.repair.closed_by_repair > self._closed):
             self._is_asking = False
             run_soon(functools.partial(self._tell, self._begun_ns, time.time_ns(), out, lost))
-        self._closed, self._lost = counters.closed_by_repair, counters.lost
+        self._closed, self._lost = counters.repair.closed_by_repair, counters.lost
 
 
 def contexts_of(events: Iterable[Event]) -> list[SpanContext]:

@@ -116,8 +116,7 @@ class Subscriber(Closeable):
         self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
         self._ready = threading.Event()
-        self._is_closed = False
-        self._is_inherited = False
+        self._is_closed = self._is_inherited = False
         self._timer = SharedTimer(self._tick)
         self._timer_due = -math.inf
         self._repairs = tracing.active.repairs() if tracing.active is not None else None
