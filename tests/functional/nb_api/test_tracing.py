@@ -155,7 +155,7 @@ def test_a_repair_is_a_span(traces: Traces) -> None:
     got: list[pubsub_api.Event] = []
     with (
         pubsub_api.open(
-            conf=fast_conf(bus, max_idle_time=60.0, idle_time_limit=60.0, publisher_forget_time=600.0),
+            conf=fast_conf(bus, max_idle_time=60.0),
             wrap_driver=lambda driver: FaultyPubSub(driver, faults),
         ) as lossy,
         pubsub_api.open(bus) as session,
