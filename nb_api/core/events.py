@@ -21,6 +21,7 @@ def event_of(change: Change) -> Event:
         action=change.action,
         value=change.value,
         version=change.revision,
+        headers=change.headers,
     )
 
 
@@ -36,6 +37,7 @@ def events_of(change: Change) -> list[Event]:
                 action="delete",
                 value={_MOVED_TO: change.topic},
                 version=change.revision,
+                headers=change.headers,
             )
         )
     return events

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,12 +44,14 @@ from pubsub_api.core.events import (
     encode_fields,
     encode_sound,
 )
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.sending.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, SendRefused
 from pubsub_api.publishing.batching import Batcher
 from pubsub_api.publishing.confirmation import Confirmation, Needed
+from pubsub_api.publishing.default_name import default_name
 from pubsub_api.publishing.sending import FrameSender
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime import forking
@@ -170,7 +170,9 @@ class Publisher(Closeable):
         version = event.version
         value = event.value
         try:
-            if (
+            if is_sound:
+                encoded = encode_sound(event, stamp)
+            elif (
                 (type(value) is dict or type(value) in PLAIN_TYPES)  # who comes first in a turn is looked into
                 and type(table) is str
                 and type(key) is str
@@ -178,7 +180,8 @@ class Publisher(Closeable):
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
-            ) or is_sound:
+                and event.headers is NO_HEADERS
+            ):
                 encoded = encode_fields((table, key, action, value, version, stamp))
             else:
                 encoded = encode_event(event, stamp)
@@ -485,15 +488,6 @@ class Publisher(Closeable):
                 raise Closed(f"publisher {self._name} is closed")
             if self._must_reopen:
                 self._open(f"{self._name}/{os.getpid()}", None)
-
-
-def default_name() -> str:
-    """Host and program: the same again after a restart."""
-    path = sys.argv[0] if sys.argv else ""
-    if os.path.basename(path) == "__main__.py":  # python -m: the package has the name
-        path = os.path.dirname(path)
-    program = os.path.basename(path) or "python"
-    return f"{socket.gethostname()}/{program}"
 
 
 def _not_an_event(found: object) -> InvalidEvent:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from pubsub_api import tracing
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
@@ -114,10 +115,10 @@ class Subscriber(Closeable):
         self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
         self._ready = threading.Event()
-        self._is_closed = False
-        self._is_inherited = False
+        self._is_closed = self._is_inherited = False
         self._timer = SharedTimer(self._tick)
         self._timer_due = -math.inf
+        self._repairs = tracing.active.repairs() if tracing.active is not None else None
         self._end = driver.get_subscriber()
         self._end.initialize(self)
         for topic_filter in (*topics, CONTROL_TOPIC):
@@ -230,6 +231,8 @@ class Subscriber(Closeable):
     def _collect(self) -> list[messages.Query]:
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
+        if self._repairs is not None:
+            self._repairs.look(out, queries, self._core.counters)
         if out:
             size = size_of(out)
             if size > _PORTION_BYTES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.metrics import add_telling, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
-from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
+from heliograph.output import Output, clock_text, compact, counted, event_record, note_empty
 from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
@@ -261,10 +261,9 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
         if offset < first:
             continue
         record = {
-            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
-            "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
-            "action": event.action, "value": Payload(event.value), "version": event.version,
-            "timestamp": str(event.timestamp), "appended_ns": str(stored.appended_ns),
+            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(),
+            "number": header.first + stored.skipped + position, "appended_ns": str(stored.appended_ns),
+            **event_record(event),
         }  # fmt: skip
         what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
         output.result(record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
