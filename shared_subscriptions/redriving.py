@@ -101,6 +101,7 @@ def redrive(log: LogApi, group: str, *, until: int | None = None, is_dry: bool =
     own = FilterSet([declared.topic_filter])
     done = progress(log, group)
     fit: list[tuple[int, Event]] = []
+    shard_end = log.state()[shard_of(topic_of(group), log.shards)].end
     seen, end, is_all = 0, done.until, True
     for letter in letters(log, group, done.until):
         if until is not None and letter.offset >= until:
@@ -111,6 +112,8 @@ def redrive(log: LogApi, group: str, *, until: int | None = None, is_dry: bool =
         seen, end = seen + 1, letter.offset + 1
         if letter.is_fit and own.match(letter.event.topic):
             fit.append((letter.offset, letter.event))
+    else:
+        end = max(end, shard_end)  # all of it was looked at, and need not be again
     if not is_dry:
         _append(log, f"{log.identity} {group} {declared.incarnation}", fit)
         _remember(log, group, RedriveRecord(end, done.letters + seen))
