@@ -102,12 +102,13 @@ def whole(path: str, page: ConsolePage, target: str, number: int, further: Mappi
         tag("link", rel="stylesheet", href="/assets/console.css"),
         tag("script", src="/assets/console.js", defer=True) if page.is_live else None,
     )
+    status = tag("p", tag("span", "not live", id="live", role="status", class_="live"), " ",
+                 tag("button", "Pause", id="pause", type="button", hidden=True), class_="status")  # fmt: skip
     header = tag(
         "header",
         tag("a", "Go to the content", href="#content", class_="skip"),
         tag("p", tag("strong", "Heliograph"), " ", target, class_="brand"),
-        tag("p", tag("span", "not live", id="live", role="status", class_="live"), " ",
-            tag("button", "Pause", id="pause", type="button", hidden=True), class_="status"),
+        status if page.is_live else None,
         tag("nav", tag("ul", *ways), aria_label="Pages"),
     )  # fmt: skip
     parts = [tag("section", part, id=name) for name, part in page.parts.items()]
