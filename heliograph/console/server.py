@@ -171,7 +171,7 @@ class ConsoleServer(Closeable):
         if not request.method:
             return NO_REQUEST
         if not _is_from_here(request):
-            return Page(403, TEXT, "the console answers to loopback names only, such as 127.0.0.1 and localhost\n")
+            return Page(403, TEXT, "this answers to loopback names, such as 127.0.0.1, and not inside other pages\n")
         if request.method == "POST" and self._actions is not None and request.path == "/action":
             answer = self._actions.answer(request, asker)
             with self._lock:
@@ -249,9 +249,13 @@ def _event(number: int, data: Mapping[str, object]) -> bytes:
 
 
 def _is_from_here(request: HttpRequest) -> bool:
+    """Pages of strangers may have a link to the console, and may not put it, or its streams, into themselves: they
+    could not read them, and would take the places of viewers."""
     host = request.headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(name)
+    is_linked = request.headers.get("sec-fetch-dest") == "document"
+    is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    return is_loopback(name) and (is_own or is_linked)
 
 
 def is_loopback(host: str) -> bool:

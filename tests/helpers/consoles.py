@@ -27,8 +27,9 @@ class OpenConsole(NamedTuple):
     server: ConsoleServer
     sources: ConsoleSources
 
-    def get(self, path: str, *, method: str = "GET", host: str | None = None) -> Got:
-        return get(self.server.url, path, method=method, host=host)
+    def get(self, path: str, *, method: str = "GET", host: str | None = None, **headers: str) -> Got:
+        """Headers are written with ``_``."""
+        return get(self.server.url, path, method=method, host=host, **headers)
 
     def post(self, fields: Mapping[str, str] | bytes, *, path: str = "/action", **headers: str) -> Got:
         """A form, as a browser sends it; headers are written with ``_``, an empty one is left out."""
@@ -60,8 +61,9 @@ def opened(*words: str, token: str | None = None) -> Iterator[OpenConsole]:
         yield OpenConsole(server, sources)
 
 
-def get(url: str, path: str, *, method: str = "GET", host: str | None = None) -> Got:
-    return _asked(url, method, path, {"Host": host or urllib.parse.urlsplit(url).netloc})
+def get(url: str, path: str, *, method: str = "GET", host: str | None = None, **headers: str) -> Got:
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    return _asked(url, method, path, {"Host": host or urllib.parse.urlsplit(url).netloc, **told})
 
 
 def _asked(url: str, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Got:

@@ -122,6 +122,19 @@ def _is_admitted(url: str) -> bool:
         return viewer.status == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_a_stranger_has_a_link_to_the_console_and_no_more(tmp_path: pathlib.Path, site: str) -> None:
+    """Else any page that somebody of this host looks at could take all streams, or have the console listen to a bus."""
+    words = ("--db", sqlite_url(tmp_path), "--bus", "memory://strangers", "--tail", "names")
+    with consoles.opened(*words) as console:
+        for path in ("/", "/stream/", "/tail?topics=%23", "/stream/tail?topics=%23", "/assets/console.js"):
+            for place in ("empty", "image", "iframe", "script"):
+                assert console.get(path, Sec_Fetch_Site=site, Sec_Fetch_Dest=place).status == 403
+        assert console.get("/", Sec_Fetch_Site=site, Sec_Fetch_Dest="document").status == 200
+        assert console.get("/", Sec_Fetch_Site="none", Sec_Fetch_Dest="document").status == 200
+        assert console.get("/assets/console.js", Sec_Fetch_Site="same-origin", Sec_Fetch_Dest="script").status == 200
+
+
 def test_a_viewer_that_does_not_read_is_dropped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "ANSWER_S", 0.3)
     monkeypatch.setattr(servers, "REFRESH_S", 0.001)
