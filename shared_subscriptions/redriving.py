@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from durable_log.errors import RecordConflict
-from durable_log.log_api import LogApi, Record, shard_of
+from durable_log.log_api import LogApi, Record, StoredFrame, shard_of
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.topics import FilterSet, check_topic
-from pubsub_api.errors import InvalidEvent, InvalidTopic
+from pubsub_api.errors import InvalidEvent, InvalidTopic, UndecodableBody
 from shared_subscriptions import groups
 from shared_subscriptions.config import DEAD_LETTER_TOPIC
 from shared_subscriptions.names import Names
@@ -85,7 +85,7 @@ def letters(log: LogApi, group: str, first: int = 0) -> Iterator[DeadLetter]:
     while offset < state.end and (found := log.read(state.shard, offset)):
         for stored in found:
             if stored.header().topic == topic:
-                for place, event in enumerate(stored.events()):
+                for place, event in enumerate(_events(stored)):
                     if first <= stored.offset + place < state.end:
                         yield _letter(stored.offset + place, event)
         offset = found[-1].end
@@ -161,6 +161,14 @@ def _others(log: LogApi, group: str, topics: set[str]) -> list[str]:
 
 def _decoded(record: Record | None) -> RedriveRecord:
     return RedriveRecord() if record is None else msgspec.msgpack.decode(record.value, type=RedriveRecord)
+
+
+def _events(stored: StoredFrame) -> list[Event]:
+    """What cannot be decoded stands in its place as what is no letter, so that it is counted and stops nothing."""
+    try:
+        return stored.events()
+    except UndecodableBody as error:
+        return [Event(table="", key="", action="set", value={"reason": str(error)})] * stored.count
 
 
 def _letter(offset: int, letter: Event) -> DeadLetter:

@@ -14,6 +14,7 @@ from durable_log import LogApi
 from durable_log.log_api import shard_of
 from heliograph import exits
 from heliograph.main import main
+from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
 from shared_subscriptions import groups, redriving
 from shared_subscriptions.consuming.dead_letters import DeadLetters
@@ -89,8 +90,11 @@ def test_what_is_no_letter_of_the_group_is_left_out_and_counted(log: LogApi) -> 
     park(log, "fit")
     park(log, "foreign", topic="other/a")
     park(log, "bad", topic="jobs/#")
+    garbage = frames.pack(frames.Kind.DATA, b"g" * 16, "dead-letter/work", b"\xc1", first=1, after=0, count=1)
+    log.append([garbage])
+    assert "cannot be decoded" in list(redriving.letters(log, "work"))[-1].reason
     found = redriving.redrive(log, "work")
-    assert (found.letters, found.unfit, found.others) == (1, 2, ["audit"])
+    assert (found.letters, found.unfit, found.others) == (1, 3, ["audit"])
     assert kept(log, "other/a") == []
 
 
