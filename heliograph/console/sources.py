@@ -7,11 +7,11 @@ again.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -20,8 +20,10 @@ from heliograph.commands.services.status import ask_service
 from heliograph.console.comparison import CopyComparison
 from heliograph.console.live.rates import RateHistory
 from heliograph.console.live.tail import TailRegistry
+from heliograph.console.markup import cut
 from heliograph.console.sampling import SampleSource
 from heliograph.opening import databases, targets
+from pubsub_api import Event
 from pubsub_api.runtime.closing import Closeable
 
 if TYPE_CHECKING:
@@ -173,12 +175,12 @@ class LogReader:
     def __init__(self, handle: LateHandle[LogApi], rates: RateHistory) -> None:
         self._handle = handle
         self._rates = rates
-        self._before: tuple[float, Counter[str]] | None = None
+        self._before: tuple[float, collections.Counter[str]] | None = None
 
     def read(self) -> LogView:
         """Raises HeliographError."""
         found = read_log(self._handle.get())
-        counts = Counter[str]()
+        counts = collections.Counter[str]()
         for _, stream in found.streams:
             counts[stream.topic] += stream.last - sum(high - low + 1 for low, high in stream.missing)
         before, now = self._before, time.monotonic()
@@ -216,10 +218,18 @@ def read_log(log: LogApi) -> LogView:
         counts[group] -= min(done.letters, counts[group])
         state = states[shard_of(redriving.topic_of(group), len(states))]
         # Of what was appended last to the shard; older ones may be there, too.
-        late = list(redriving.letters(log, group, max(done.until, state.end - _LETTERS_BACK)))
-        newest += [(group, letter) for letter in late[-DEAD_LETTERS_MAX:][::-1]]
+        found = redriving.letters(log, group, max(done.until, state.end - _LETTERS_BACK))
+        late = collections.deque(map(_short, found), maxlen=DEAD_LETTERS_MAX)
+        newest += [(group, letter) for letter in reversed(late)]
     counts = {group: count for group, count in counts.items() if count}
     return LogView(log.identity, states, log.segments(), streams, views, len(names) - len(views), counts, newest)
+
+
+def _short(letter: DeadLetter) -> DeadLetter:
+    """Without its value, which may be large."""
+    event = letter.event
+    shown = Event(topic=event.topic, table=cut(event.table), key=cut(event.key), action=event.action)
+    return dataclasses.replace(letter, event=shown, reason=cut(letter.reason, 400))
 
 
 class ConsoleSources(Closeable):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from heliograph.console.markup import cut
 from heliograph.output import compact
 from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.topics import check_filter
@@ -27,8 +28,6 @@ EVENTS_PER_S = 50
 """That are decoded and kept; those that come after them in the same second are counted."""
 FRAME_BYTES_MAX = 256 * 1024
 """Larger frames are counted, not decoded."""
-TEXT_MAX = 200
-"""Characters of a value, a key or a topic."""
 TAILS_MAX = 8
 UNSEEN_S = 10.0
 """A tail that nobody has looked at for this long ends."""
@@ -99,9 +98,9 @@ class EventTail(Closeable):
             self.resyncs += 1
 
     def _shown(self, event: Event) -> TailEvent:
-        value = _cut(compact(event.value)) if self._shows_values else None
+        value = cut(compact(event.value)) if self._shows_values else None
         return TailEvent(
-            _cut(event.topic), event.action, _cut(event.table), _cut(event.key), event.version, event.timestamp, value
+            cut(event.topic), event.action, cut(event.table), cut(event.key), event.version, event.timestamp, value
         )
 
 
@@ -146,7 +145,3 @@ class TailRegistry(Closeable):
             self._tails = {}
         for one in tails:
             one.close()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]} ... ({len(text):,} characters)"

@@ -19,6 +19,8 @@ from nb_api.fleet.report import CopyReport, FleetReport, write
 from nb_api.loading import open_db
 from pubsub_api import Event
 from shared_subscriptions import groups
+from shared_subscriptions.consuming.dead_letters import DeadLetters
+from shared_subscriptions.core.events import GroupEvent
 from tests.helpers import consoles
 from tests.helpers.group_nodes import Source
 from tests.helpers.nb_tools import sqlite_url
@@ -98,6 +100,23 @@ def test_members_tell_gaps_and_repairs_and_an_old_one_does_not(tmp_path: pathlib
             rows = {name: body.partition(f">{name}</a>")[2].partition("</tr>")[0] for name in ("new", "old")}
             assert '<td class="number">7</td><td class="number">5</td>' in rows["new"]
             assert rows["old"].count('<span class="unknown">unknown</span></td>') >= 2
+
+
+def test_texts_of_any_length_make_no_large_page(tmp_path: pathlib.Path) -> None:
+    log_url = sqlite_url(tmp_path, "log")
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.declare(log, "work", "jobs/#", start="earliest")
+        letters = DeadLetters(log, "work", "dead-letter/{group}")
+        long = "x" * 300_000
+        for number in range(30):
+            event = GroupEvent(topic="jobs/a", table=long, key=f"{number} {long}", action="set", value=long)
+            letters.park(event, f"{number} {long}")
+        with consoles.opened("--log", log_url, token=long) as console:
+            body = console.wait_shown("/groups", "29 xxx")
+            assert body.count("(300,003 characters)") == 40, "keys and reasons of the newest 20"
+            assert len(body) < 100_000
+            assert console.sources.log.sample.value is not None
+            assert all(one.event.value is None for _, one in console.sources.log.sample.value.newest_letters)
 
 
 # -- viewers that do not behave
