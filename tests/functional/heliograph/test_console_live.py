@@ -13,6 +13,7 @@ import pytest
 import durable_log
 import pubsub_api
 from heliograph.console import server as servers
+from heliograph.console.live import tail
 from heliograph.console.live.rates import RateHistory
 from heliograph.console.sources import LateHandle, LogReader
 from nb_api.fleet.report import CopyReport, FleetReport, write
@@ -35,7 +36,8 @@ def send(publisher: pubsub_api.Publisher, key: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("shows", ["names", "values"])
-def test_the_tail_shows_events_as_text(shows: str) -> None:
+def test_the_tail_shows_events_as_text(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "UNSEEN_S", 3600.0)
     bus = f"memory://{secrets.token_hex(4)}"
     with consoles.opened("--bus", bus, "--tail", shows) as console, pubsub_api.open(bus) as session:
         publisher = session.publisher()
@@ -155,10 +157,9 @@ def test_a_page_of_a_stranger_has_a_link_to_the_console_and_no_more(tmp_path: pa
 
 
 def test_a_viewer_that_does_not_read_is_dropped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "ANSWER_S", 0.3)
-    monkeypatch.setattr(servers, "REFRESH_S", 0.001)
     monkeypatch.setattr(servers, "STREAMS_MAX", 1)
     with consoles.opened("--db", sqlite_url(tmp_path)) as console:
+        monkeypatch.setattr(servers, "ANSWER_S", 0.3)  # for writing; those who ask have as long as ever
         large = {f"part{number}": secrets.token_hex(500_000) for number in range(10)}
         page = console.server._made("/", "")._replace(parts=large)
         monkeypatch.setattr(console.server, "_made", lambda *_: page)
