@@ -169,11 +169,11 @@ def _add_bus(report: FleetReport, bus: SubscriberStatistics) -> None:
     report.has_bus = True
     report.received += bus.received
     report.lag += bus.lag
-    report.gaps = (report.gaps or 0) + bus.gaps
-    report.repaired = (report.repaired or 0) + bus.repaired
+    report.gaps = (report.gaps or 0) + bus.repair.gaps
+    report.repaired = (report.repaired or 0) + bus.repair.repaired
     report.lost += bus.lost
     report.refused += sum(bus.bad_frames.values())
-    report.publishers += bus.publishers
+    report.publishers += bus.peers.publishers
     report.links_up += bus.links_up
     report.links_down += bus.links_down
 
