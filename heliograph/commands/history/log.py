@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
@@ -273,19 +273,24 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
 
 
 def _seal(args: argparse.Namespace, output: Output) -> int:
+    with _open(args) as log:
+        output.result(*seal(log, _shards(args, log)))
+    return exits.OK
+
+
+def seal(log: LogApi, shards: Iterable[int]) -> tuple[dict[str, Any], str]:
+    """Seal now what is not sealed.  What was done, for scripts and for people.  Raises UsageError, LogError."""
     from durable_log.segments.sealing import Sealer
 
-    with _open(args) as log:
-        sealer = Sealer(_segmented(log))
-        orphans = sealer.clean()
-        made = [segment for shard in _shards(args, log) for segment in sealer.seal(shard)]
+    sealer = Sealer(_segmented(log))
+    orphans = sealer.clean()
+    made = [segment for shard in shards for segment in sealer.seal(shard)]
     events = sum(segment.rows for segment in made)
-    output.result(
+    return (
         {"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)},
         f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
         f"removed {counted(len(orphans), 'orphan')}",
     )
-    return exits.OK
 
 
 def _trim(args: argparse.Namespace, output: Output) -> int:
