@@ -25,7 +25,7 @@ from nb_api.controller.request import Reconcile, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
-from pubsub_api.errors import Closed, Forked, LimitReached, UsageError
+from pubsub_api.errors import LimitReached, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.threads import start_thread
@@ -97,8 +97,6 @@ class Controller(Closeable):
         self._idle_workers = 0
         self._kept_until = math.inf
         """Until when the worker sleeps that wakes first by itself; the others sleep until they are woken."""
-        self._is_closed = False
-        self._is_inherited = False
         self._follower = CacheFollower(cache.cache, owner_map, self._work, name=name)
         self._threads = [
             threading.Thread(target=self._run, name=f"controller-{number}-{name}", daemon=True)
@@ -118,11 +116,11 @@ class Controller(Closeable):
     @property
     def is_closed(self) -> bool:
         """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
-        return self._is_closed or self._work.is_stopping
+        return self._work.is_stopping
 
     def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
         """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
-        self._check_usable()
+        self._work.check_usable()
         put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
@@ -131,11 +129,11 @@ class Controller(Closeable):
         Keys that asked for a time by `RequeueAfter` do not count; objects whose owners are not known do.  Raises
         WaitTimeout, Closed.
         """
-        self._check_usable()
+        self._work.check_usable()
         deadline = time.monotonic() + timeout_s
         self._cache.wait_told(timeout_s=timeout_s)
         self._work.wait_idle(max(deadline - time.monotonic(), 0.0))
-        self._check_usable()
+        self._work.check_usable()
 
     def running(self) -> list[tuple[Key, float]]:
         """The keys that are being worked on, each with for how many seconds, the longest first."""
@@ -149,9 +147,8 @@ class Controller(Closeable):
 
         Those that have not are logged, and left to themselves.  Called by ``reconcile`` it does not wait.  Idempotent.
         """
-        if self._is_inherited:
+        if self._work.is_inherited:
             return
-        self._is_closed = True
         with self._changed:
             self._work.stop()
             self._changed.notify_all()
@@ -164,20 +161,12 @@ class Controller(Closeable):
         for key, age_s in self._work.running():
             LOG.error("Controller %s: reconcile of %s has not ended in %.0f s, and is left.", self._name, key, age_s)
 
-    def _check_usable(self) -> None:
-        if self._is_inherited:
-            raise Forked("a controller does not live on in a forked child: make a new one there")
-        if self._is_closed or self._work.is_stopping:
-            raise Closed(f"controller {self._name} is closed, or its local cache is")
-
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._changed, self._follower, self._threads))
-        self._is_inherited = True
         self._work.inherit()
 
     def __repr__(self) -> str:
-        state = "inherited" if self._is_inherited else "closed" if self.is_closed else "open"
-        return f"<Controller {self._name} {state}>"
+        return f"<Controller {self._name} {self._work.state}>"
 
     # -- the workers
 

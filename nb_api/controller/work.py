@@ -23,7 +23,7 @@ from nb_api.coordination.election import Election
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
-from pubsub_api.errors import Closed, UsageError, WaitTimeout
+from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.runtime.durations import DurationCounter
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -112,6 +112,8 @@ class Work:
         self._running: dict[Key, float] = {}
         """When each run began."""
         self.is_stopping = False
+        """It was closed, or has ended by itself, because its cache was closed for instance."""
+        self.is_inherited = False
         self.following = FollowerState()
         self._times = _Times()
         self._log_failure = SeldomLog(LOG)
@@ -183,8 +185,20 @@ class Work:
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
         self._running.clear()
-        self.is_stopping = True
+        self.is_inherited = self.is_stopping = True
         self._queue.close()
+
+    def check_usable(self) -> None:
+        """Raises Closed and Forked."""
+        if self.is_inherited:
+            raise Forked("a controller does not live on in a forked child: make a new one there")
+        if self.is_stopping:
+            raise Closed(f"controller {self._name} is closed, or its local cache is")
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return "inherited" if self.is_inherited else "closed" if self.is_stopping else "open"
 
     # -- for who does it
 
