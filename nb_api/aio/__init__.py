@@ -37,6 +37,7 @@ from nb_api.aio.cache import AsyncSubscription as Subscription
 from nb_api.aio.controller import AsyncController as Controller
 from nb_api.aio.controller import AsyncRequest as Request
 from nb_api.aio.election import AsyncElection as Election
+from nb_api.aio.key_shards import AsyncKeyShards as KeyShards
 
 __all__ = [
     "CacheChange",
@@ -49,6 +50,7 @@ __all__ = [
     "Election",
     "Index",
     "Key",
+    "KeyShards",
     "LocalCache",
     "LocalCacheStatistics",
     "NbApi",

@@ -15,6 +15,7 @@ from typing import Any, Generic
 
 from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
+from nb_api.aio.key_shards import AsyncKeyShards
 from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
@@ -29,6 +30,7 @@ from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
+from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Request, RequestBase, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
@@ -76,6 +78,7 @@ class AsyncController:
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: AsyncElection | None = None,
+        shards: AsyncKeyShards | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -103,8 +106,10 @@ class AsyncController:
         """The loop was told that there is something to do.  Guarded by the lock of the work."""
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
-            election=None if election is None else election.blocking, clock=clock,
+            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, clock=clock,
+            permits=permits_of(
+                None if election is None else election.blocking, None if shards is None else shards.blocking
+            ),
         )  # fmt: skip
         self._follower = CacheFollower(view.cache, owner_map, self._work, name=name)
         forking.register(self)
@@ -117,10 +122,13 @@ class AsyncController:
         """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
         return self._work.is_stopping
 
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
+
+        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
+        """
         self._work.check_usable()
-        put(self._work, table, key, after_s)
+        return put(self._work, table, key, after_s)
 
     async def wait_idle(self, *, timeout_s: float) -> None:
         """Return when nothing is to be done about what was heard; see `Controller.wait_idle`.  Raises WaitTimeout."""
@@ -241,7 +249,7 @@ class AsyncController:
     def _for_coroutines(self, request: Request[Any]) -> AsyncRequest[Any]:
         return AsyncRequest(
             request.table, request.key, request.object, request.deleted, request.ending, request.attempt,
-            request.token, request.asks_to_stop, self._cache,
+            request.token, request.asks_to_stop, request.still_holds, self._cache,
         )  # fmt: skip
 
     def _too_late(self, error: asyncio.TimeoutError) -> BaseException:

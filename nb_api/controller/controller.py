@@ -21,10 +21,12 @@ from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
 from nb_api.controller.following import CacheFollower
+from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Reconcile, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
+from nb_api.coordination.key_shards import KeyShards
 from pubsub_api.errors import LimitReached, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
@@ -55,6 +57,10 @@ class Controller(Closeable):
     With an ``election``, which stays the caller's, runs begin only while this process leads; the others keep their copy
     and what is wanted, and begin when they are elected.
 
+    With ``shards``, which stay the caller's, processes that have shards of the same name share the keys: each works on
+    those of the shards that it holds, and on all of a shard once when it gets it.  A shard is given up when its last
+    run has ended.
+
     ``cache`` is a `LocalCache`, or one table of it with its class (`LocalCache.table`): then objects of that table are
     worked on, and requests have instances.  One that does not fit is left alone until it changes, as after `GiveUp`.
 
@@ -75,6 +81,7 @@ class Controller(Closeable):
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: Election | None = None,
+        shards: KeyShards | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.
@@ -91,8 +98,9 @@ class Controller(Closeable):
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election, clock=clock
-        )
+            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, clock=clock,
+            permits=permits_of(election, shards),
+        )  # fmt: skip
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf
@@ -118,10 +126,13 @@ class Controller(Closeable):
         """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
         return self._work.is_stopping
 
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
+
+        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
+        """
         self._work.check_usable()
-        put(self._work, table, key, after_s)
+        return put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
         """Return when the copy is complete and nothing is to be done about what it has now, failures included.
@@ -253,12 +264,14 @@ def owner_map_of(view: CacheView[Any], tables: Sequence[str] | None, owners: Map
     return OwnerMap(tables, owners or {}, is_held=cache.is_followed if only is None else only.__eq__)
 
 
-def put(work: Work, table: str, key: str, after_s: float) -> None:
-    """Raises UsageError."""
+def put(work: Work, table: str, key: str, after_s: float) -> bool:
+    """False when another process has to work on the key.  Raises UsageError."""
     work.check_table(table)
     if after_s < 0:
         after_s = 0.0
+    wanted = Key(table, key)
     if check_seconds(after_s, "after_s", is_finite=True) > 0:
-        work.put_after(Key(table, key), after_s)
+        work.put_after(wanted, after_s)
     else:
-        work.put([Key(table, key)])
+        work.put([wanted])
+    return work.permits.is_wanted(wanted)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
-from nb_api.core.checks import check_name
+from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
 from nb_api.core.key_shards import KeyShardsCore, Record, RecordCall, ShardCounters, ShardRun, shard_of
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
@@ -27,8 +27,11 @@ from pubsub_api.runtime.threads import start_thread
 LOG = logging.getLogger(__name__)
 
 TABLE = f"{OWN_PREFIX}key-shards"
+CLOSE_TIMEOUT_S = 5.0
 COUNT_MAX = 1024
 """Each shard is a record, which every process reads a few times per lease."""
+_KEY_CHARACTERS = 55
+"""What is added to the name for the key of a record."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +94,8 @@ class KeyShards(Closeable):
     ) -> None:
         """``lease_s`` is ``[election] lease`` when it is not given.  Raises UsageError, InvalidObject for the name."""
         check_name(name, "name of key shards")
+        if len(name) > NAME_CHARACTERS_MAX - _KEY_CHARACTERS:
+            raise UsageError(f"a name of key shards has {NAME_CHARACTERS_MAX - _KEY_CHARACTERS} characters at most")
         if not 1 <= count <= COUNT_MAX:
             raise UsageError(f"keys are divided into 1 to {COUNT_MAX} shards, not {count!r}")
         self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
@@ -104,6 +109,7 @@ class KeyShards(Closeable):
         self._changed = threading.Condition()
         self._is_closed = self._is_inherited = False
         self._deadline: float | None = None
+        """When the thread ends although the database has not answered, unless a run goes on."""
         self._told = (0, 0)
         self._failures = Failures(LOG, f"The key shards {name!r}: the database does not answer")
         self._log_deferring = SeldomLog(LOG)
@@ -120,11 +126,11 @@ class KeyShards(Closeable):
     def __enter__(self) -> KeyShards:
         return self.start()
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Begin no run any more, and give every shard up, so that another process can have it at once.
 
-        A shard in which a run goes on is given up when it has ended.  Blocks until all is given up, ``timeout_s`` at
-        most; then the thread goes on with it, until the database is closed.  Idempotent.
+        A shard in which a run goes on is given up when it has ended, and its lease is renewed until then, as long as
+        the database is open.  Blocks until all is given up, ``timeout_s`` at most.  Idempotent.
         """
         with self._changed:
             if not self._is_closed:
@@ -151,6 +157,11 @@ class KeyShards(Closeable):
         """The shards in which this process may begin runs while its lease lasts, each with its fencing token."""
         with self._changed:
             return self._core.tokens()
+
+    @property
+    def moves(self) -> int:
+        """How often `tokens` has changed."""
+        return self._core.moves
 
     def token(self, table: str, key: str) -> int | None:
         """The fencing token of a key's shard, higher than that of every holder before; None when this process may not
@@ -191,7 +202,10 @@ class KeyShards(Closeable):
     def end_run(self, run: ShardRun) -> bool:
         """Whether the shard was held all the time since the run began."""
         with self._changed:
-            was_held = self._core.end_run(run, self._clock())
+            now = self._clock()
+            was_held = self._core.end_run(run, now)
+            if self._deadline is not None:
+                self._deadline = max(self._deadline, now + CLOSE_TIMEOUT_S)
             if self._core.is_foreign(run.shard):
                 self._changed.notify_all()
             return was_held

@@ -9,8 +9,8 @@ compare-and-set.
 - A process counts its lease on its own clock, from before the last renewal that was carried out, and begins a run only
   while nine tenths of it last (`pubsub_api.core.leases`).
 - A process whose sign of life was the same for a whole lease, as another observes it, is *ended*: the other deletes
-  that very version.  If this succeeds, no renewal was carried out meanwhile and none ever will be.  A process that finds
-  its sign of life gone begins another life, with another mark and without shards.
+  that very version.  If this succeeds, no renewal was carried out meanwhile and none ever will be.  A process that
+  finds its sign of life gone begins another life, with another mark and without shards.
 - A claim is written by the process that it names, and by another one only when the sign of life that it names is gone.
 
 So while a lease lasts, nobody else can have taken a claim that goes with it.  A lease that was over and is renewed
@@ -96,7 +96,8 @@ class _Holding:
 
 class _Member(NamedTuple):
     version: int
-    count: int | None
+    shards: int | None
+    """Into how many it divides the keys."""
     since: int
     """The version with which the sign of life was created."""
     is_leaving: bool
@@ -122,6 +123,8 @@ class KeyShardsCore:
         self._is_lapsed = False
         self._life = 0
         self.counters = ShardCounters()
+        self.moves = 0
+        """How often another set of shards became the one in which runs may begin while the lease lasts."""
         self.members = 0
         """Processes that share the keys, at the last look."""
         self.share = 0
@@ -197,6 +200,7 @@ class KeyShardsCore:
         """Begin no run any more, give up every shard when its runs have ended, and be gone then."""
         self._is_leaving = True
         self._plan.clear()
+        self.moves += 1
         for holding in self._held.values():
             holding.is_ending = True
 
@@ -330,6 +334,7 @@ class KeyShardsCore:
         kept = sorted(self.tokens(), key=lambda shard: (self._runs[shard], shard))
         for shard in kept[: max(0, len(kept) - self.share)]:
             self._held[shard].is_ending = True
+            self.moves += 1
 
     def _claim(self, shard: int, found: Record | None) -> RecordCall:
         kind: Literal["create", "set"] = "create" if found is None else "set"
@@ -389,8 +394,10 @@ class KeyShardsCore:
         if shard not in self._held:
             self._held[shard] = _Holding(version, is_ending=self._is_leaving)
             self.counters.gains += 1
+            self.moves += 1
 
     def _drop(self, shard: int) -> None:
+        self.moves += 1
         if self._held.pop(shard).is_ending:
             self.counters.releases += 1
         else:
@@ -400,6 +407,7 @@ class KeyShardsCore:
         """Another process has ended this one, and may have taken every shard."""
         self.counters.losses += len(self._held)
         self._held.clear()
+        self.moves += 1
         self._begin_life()
 
 
@@ -413,8 +421,8 @@ def share_of(mark: str, held: Mapping[str, int], count: int) -> int:
 
 def _shares(one: _Member, count: int, members: Collection[_Member]) -> bool:
     """Whether a process holds shards, or is to get some."""
-    is_late = any(other.count != one.count and other.since < one.since for other in members)
-    return one.count == count and not one.is_leaving and not is_late
+    is_late = any(other.shards != one.shards and other.since < one.since for other in members)
+    return one.shards == count and not one.is_leaving and not is_late
 
 
 def _is_member(key: str) -> bool:
