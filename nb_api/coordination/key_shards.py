@@ -14,7 +14,7 @@ from collections.abc import Callable
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
 from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
-from nb_api.core.key_shards import KeyShardsCore, Record, RecordCall, ShardCounters, ShardRun, shard_of
+from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardCounters, ShardRecord, ShardRun, shard_of
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from pubsub_api.errors import Closed, Forked, UsageError
@@ -261,7 +261,7 @@ class KeyShards(Closeable):
     def _look(self) -> Callable[[float], None]:
         prefix = f"{self._name}/"
         with self._db.snapshot([TABLE]) as snapshot:
-            found = {one.key: Record(one.version, one.value) for one in snapshot}
+            found = {one.key: ShardRecord(one.version, one.value) for one in snapshot}
         # A name may begin with another one and a slash; the rest of a key has one slash.
         rests = {key.removeprefix(prefix): one for key, one in found.items() if key.startswith(prefix)}
         records = {rest: one for rest, one in rests.items() if rest.count("/") == 1}

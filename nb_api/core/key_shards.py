@@ -49,7 +49,7 @@ def shard_of(table: str, key: str, count: int) -> int:
     return zlib.crc32(f"{table}\0{key}".encode()) % count
 
 
-class Record(NamedTuple):
+class ShardRecord(NamedTuple):
     version: int
     value: Any
 
@@ -111,7 +111,6 @@ class KeyShardsCore:
         self._holder = holder
         self._base_mark = mark
         self._lease_s = lease_s
-        self._interval_s = lease_s / RENEWALS_PER_LEASE
         self._progress = LeaseProgress(gap_max_s=2 * self._interval_s)
         self._held: dict[int, _Holding] = {}
         self._runs: Counter[int] = Counter()
@@ -238,6 +237,10 @@ class KeyShardsCore:
         return self._plan.popleft() if self._plan else RecordCall("look")
 
     @property
+    def _interval_s(self) -> float:
+        return self._lease_s / RENEWALS_PER_LEASE
+
+    @property
     def _renew_at(self) -> float:
         return self._writes.renewed_at + self._interval_s
 
@@ -271,7 +274,7 @@ class KeyShardsCore:
 
     # -- answers
 
-    def found(self, records: Mapping[str, Record], now: float) -> None:
+    def found(self, records: Mapping[str, ShardRecord], now: float) -> None:
         """The answer to a look: all records as of one moment before ``now``, which is when they were known."""
         self._asked, self._must_look = None, False
         self._plan.clear()
@@ -294,7 +297,7 @@ class KeyShardsCore:
         if not self._is_leaving:
             self._make_plan(records, members, now)
 
-    def _take_over_claims(self, records: Mapping[str, Record]) -> None:
+    def _take_over_claims(self, records: Mapping[str, ShardRecord]) -> None:
         """What the database says we hold counts: the answer to a write may have been lost."""
         named = {shard: found.version for shard, found in self._claims(records).items() if _mark(found) == self._mark}
         for shard, holding in list(self._held.items()):
@@ -303,7 +306,7 @@ class KeyShardsCore:
         for shard, version in named.items():
             self._hold(shard, version)
 
-    def _make_plan(self, records: Mapping[str, Record], members: Mapping[str, _Member], now: float) -> None:
+    def _make_plan(self, records: Mapping[str, ShardRecord], members: Mapping[str, _Member], now: float) -> None:
         silent = [mark for mark in members if mark != self._mark and self._progress.idle_s(mark) >= self._lease_s]
         for mark in silent:
             self._plan.append(RecordCall("delete", f"{_MEMBER}/{mark}", expected_version=members[mark].version))
@@ -336,11 +339,11 @@ class KeyShardsCore:
             self._held[shard].is_ending = True
             self.moves += 1
 
-    def _claim(self, shard: int, found: Record | None) -> RecordCall:
+    def _claim(self, shard: int, found: ShardRecord | None) -> RecordCall:
         kind: Literal["create", "set"] = "create" if found is None else "set"
         return RecordCall(kind, self._claim_key(shard), {"mark": self._mark}, found and found.version)
 
-    def _clean(self, orphans: Mapping[str, Record]) -> list[RecordCall]:
+    def _clean(self, orphans: Mapping[str, ShardRecord]) -> list[RecordCall]:
         """What processes with another count have left."""
         return [
             RecordCall("delete", key, expected_version=found.version)
@@ -348,7 +351,7 @@ class KeyShardsCore:
             if not key.startswith(f"{self.count}/")
         ]
 
-    def _claims(self, records: Mapping[str, Record]) -> dict[int, Record]:
+    def _claims(self, records: Mapping[str, ShardRecord]) -> dict[int, ShardRecord]:
         keys = {shard: self._claim_key(shard) for shard in range(self.count)}
         return {shard: records[key] for shard, key in keys.items() if key in records}
 
@@ -433,12 +436,12 @@ def _fields(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _mark(claim: Record) -> str | None:
+def _mark(claim: ShardRecord) -> str | None:
     mark = _fields(claim.value).get("mark")
     return mark if isinstance(mark, str) else None
 
 
-def _member(found: Record) -> _Member:
+def _member(found: ShardRecord) -> _Member:
     fields = _fields(found.value)
     since = fields.get("since")
     return _Member(

@@ -16,6 +16,7 @@ import nb_api.cache.local_cache
 import nb_api.controller.statistics
 import nb_api.coordination.discovery
 import nb_api.coordination.election
+import nb_api.coordination.key_shards
 import nb_api.fleet
 import pubsub_api.publishing.multiproc
 from pubsub_api.runtime.durations import DurationHistogram
@@ -151,6 +152,7 @@ def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
         nb_api.cache.local_cache.LocalCacheStatistics,
         nb_api.controller.statistics.ControllerStatistics,
         nb_api.coordination.election.ElectionStatistics,
+        nb_api.coordination.key_shards.KeyShardsStatistics,
         nb_api.coordination.discovery.RegistrationStatistics,
         nb_api.coordination.discovery.DirectoryStatistics,
         nb_api.fleet.FleetReporterStatistics,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nb_api.core.election import HOLDER_PART
-from nb_api.core.key_shards import KeyShardsCore, Record, RecordCall, ShardRun, shard_of, share_of
+from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardRecord, ShardRun, shard_of, share_of
 
 LEASE_S = 10.0
 COUNT = 6
@@ -26,7 +26,7 @@ class Store:
     """Records with compare-and-set, as a database keeps them."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, ShardRecord] = {}
         self._revisions = itertools.count(1)
 
     def do(self, call: RecordCall) -> int | None:
@@ -39,7 +39,7 @@ class Store:
         if call.kind == "delete":
             del self.records[call.key]
         else:
-            self.records[call.key] = Record(revision, call.value)
+            self.records[call.key] = ShardRecord(revision, call.value)
         return revision
 
 
