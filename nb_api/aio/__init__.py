@@ -38,9 +38,14 @@ from nb_api.aio.controller import AsyncController as Controller
 from nb_api.aio.controller import AsyncRequest as Request
 from nb_api.aio.election import AsyncElection as Election
 from nb_api.aio.key_shards import AsyncKeyShards as KeyShards
+from nb_api.aio.tables import AsyncCachedTable as CachedTable
+from nb_api.aio.tables import AsyncTable as Table
+from nb_api.aio.tables import AsyncTableSubscription as TableSubscription
+from nb_api.aio.tables import AsyncTransactionTable as TransactionTable
 
 __all__ = [
     "CacheChange",
+    "CachedTable",
     "Change",
     "Controller",
     "ControllerStatistics",
@@ -61,7 +66,10 @@ __all__ = [
     "Resynced",
     "RetryPauses",
     "Subscription",
+    "Table",
+    "TableSubscription",
     "Transaction",
+    "TransactionTable",
     "Updated",
     "Verification",
 ]

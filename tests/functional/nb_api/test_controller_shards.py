@@ -22,6 +22,7 @@ from pubsub_api.errors import Forked, UsageError
 from pubsub_api.testing.child import ChildProcess
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.scripted_cache import ScriptedCache
+from tests.helpers.servers import RedisServer
 from tests.helpers.shard_child import SHARDS, RunNote, run_notes, worker_process
 from tests.helpers.waiting import WAIT_S, wait_until
 
@@ -310,12 +311,14 @@ def check_notes(notes: list[RunNote]) -> None:
 
 
 def test_killed_and_frozen_processes_are_replaced_and_no_two_work_on_one_key(tmp_path: pathlib.Path) -> None:
-    url, keys = sqlite_url(tmp_path), [f"p{number}" for number in range(24)]
-    with open_nb(url) as nb, ExitStack() as stack:
+    keys = [f"p{number}" for number in range(24)]
+    # Not in SQLite: who is frozen while it writes would keep the others from writing.
+    with RedisServer() as server, open_nb(server.address) as nb, ExitStack() as stack:
         for key in keys:
             nb.create("port", key, 0, topic="t")
         children = {
-            name: stack.enter_context(worker_process(url, tmp_path, LEASE_S)) for name in ("killed", "frozen", "third")
+            name: stack.enter_context(worker_process(server.address, tmp_path, LEASE_S))
+            for name in ("killed", "frozen", "third")
         }
 
         def are_shared() -> dict[str, dict[str, int]] | None:
