@@ -194,7 +194,7 @@ class DeclaredTables:
             if write.action != "delete":
                 for model in self._by_table.get(write.table, ()):
                     try:
-                        model.parse(write.key, write.value)
+                        model.check(write.key, write.value)
                     except ValueMismatch as error:
                         self.mismatches.note(error)
                         raise
