@@ -158,6 +158,7 @@ class Work:
             if moves.is_lost is not None:
                 self._ends.hand_over(moves.is_lost)
                 self._queue.drop(moves.is_lost)
+                self._confirmed = {key for key in self._confirmed if not moves.is_lost(key)}
             if moves.is_gained is not None:
                 keys = dict.fromkeys(self._ends.take_over(moves.is_gained))
         if moves.is_gained is not None:
