@@ -371,6 +371,11 @@ class SegmentedLog(LogApi):
         """Where segments are.  Raises InvalidConfig when no option says so, or it names no directory."""
         return directory_of(self.conf[config.GROUP].segment_directory, self.default_directory)
 
+    def storage_options(self) -> dict[str, str]:
+        """What a program needs to read segments at their paths without this log, see
+        `durable_log.segments.locations`."""
+        return {}
+
     def encode_entry(self, segment: Segment) -> str:
         """The manifest entry of a segment.  The file is named relative to the directory, which each host may mount at a
         place of its own."""
