@@ -8,6 +8,7 @@ from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError
 
 __all__ = [
+    "LeaseLost",
     "LogCorrupt",
     "LogError",
     "LogNotFound",
@@ -30,6 +31,10 @@ class LogUnavailable(LogError):
     same frames again is safe."""
 
     retriable = True
+
+
+class LeaseLost(LogUnavailable):
+    """Another process has taken over the right to change the segments of the log.  Nothing was changed."""
 
 
 class LogNotFound(LogError):

@@ -157,4 +157,4 @@ def _check(log: SegmentedLog, files: set[pathlib.Path], count: int) -> set[pathl
         if not path.exists():
             first, end = (int(part) for part in path.name.split("-")[:2])
             assert (int(path.parent.name), first, end) in covered, f"{path} is gone, and nothing is in its place"
-    return set(log.directory.glob("*/[0-9]*.parquet"))
+    return set(pathlib.Path(log.segment_store.place).glob("*/[0-9]*.parquet"))
