@@ -153,7 +153,7 @@ class ObjectClient:
 
     def replace(self, key: str, content: bytes, former: ObjectVersion) -> ObjectVersion:
         """Raises ObjectChanged when the object has another version than ``former``."""
-        return self._put(self._store, key, content, former._asdict())
+        return self._put(self._store, key, content, {name: said for name, said in former._asdict().items() if said is not None})
 
     def _put(self, store: Any, key: str, content: bytes, mode: object) -> ObjectVersion:
         try:
@@ -208,7 +208,7 @@ class ObjectClient:
             raise ObjectChanged(key) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise LogError(f"{what}: the server refuses this user: {_text(error)}") from error
-        except Exception as error:
+        except (exceptions.BaseError, OSError) as error:
             raise LogUnavailable(f"{what}: {_text(error)}") from error
 
 
