@@ -16,6 +16,7 @@ __all__ = [
     "LogUnavailable",
     "OffsetTooOld",
     "RecordConflict",
+    "SealingBusy",
     "SegmentsRefused",
 ]
 
@@ -33,8 +34,12 @@ class LogUnavailable(LogError):
     retriable = True
 
 
-class LeaseLost(LogUnavailable):
-    """Another process has taken over the right to change the segments of the log.  Nothing was changed."""
+class SealingBusy(LogUnavailable):
+    """Another process has the right to change the segments of the log now."""
+
+
+class LeaseLost(SealingBusy):
+    """Another process has taken that right over meanwhile.  Nothing was changed."""
 
 
 class LogNotFound(LogError):

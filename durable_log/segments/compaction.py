@@ -178,7 +178,6 @@ class SegmentCompactor:
             end=lambda: segment.end, lost=lambda: segment.lost,
         )  # fmt: skip
         self._on_step("write")
-        self._sealer.note_change()
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)
         old = [self._log.encode_entry(segment)]
         span = (segment.first, segment.end)

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from durable_log.errors import LogUnavailable
+from durable_log.errors import SealingBusy
 from durable_log.log_api import LogApi, Segment
 from durable_log.segments.store import FoundSegment, SegmentName, SegmentStore, Version, corrupt, digest, parse_name
 from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private, open_private
@@ -35,7 +35,7 @@ class SegmentDirectory(SegmentStore):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise LogUnavailable(f"another process seals or compacts in {self.place} now") from error
+            raise SealingBusy(f"another process seals or compacts in {self.place} now") from error
         try:
             yield
         finally:

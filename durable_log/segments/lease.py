@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, RecordConflict
+from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, RecordConflict, SealingBusy
 from durable_log.log_api import LogApi, Record
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
@@ -59,9 +59,9 @@ class SealingLease:
 
     @contextlib.contextmanager
     def held(self, log: LogApi) -> Iterator[None]:
-        """Raises LogUnavailable when another process holds it."""
+        """Raises SealingBusy when another process holds it."""
         if not self._mutex.acquire(blocking=False):
-            raise LogUnavailable(f"another thread seals or compacts in {self._place} now")
+            raise SealingBusy(f"another thread seals or compacts in {self._place} now")
         try:
             self._acquire(log)
             renewing = PeriodicThread(
@@ -95,7 +95,7 @@ class SealingLease:
         # was given to us by a write whose answer did not come.
         is_free = left_ns <= 0 or left_ns > 2 * LEASE_S * _SECOND_NS or holder == f"{self._token}.{os.getpid()}"
         if not is_free:
-            raise LogUnavailable(
+            raise SealingBusy(
                 f"another process seals or compacts in {self._place} now; if it has died, its lease ends in "
                 f"{left_ns // _SECOND_NS + 1} s"
             )
@@ -104,7 +104,7 @@ class SealingLease:
         try:
             log.put_records([(RECORD, value, 0 if found is None else found.version)])
         except RecordConflict as error:
-            raise LogUnavailable(f"another process has begun to seal or compact in {self._place} just now") from error
+            raise SealingBusy(f"another process has begun to seal or compact in {self._place} just now") from error
 
     def _renew(self, log: LogApi, *, for_s: float | None = None) -> None:
         """Raises LeaseLost, LogUnavailable."""

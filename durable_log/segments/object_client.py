@@ -153,7 +153,9 @@ class ObjectClient:
 
     def replace(self, key: str, content: bytes, former: ObjectVersion) -> ObjectVersion:
         """Raises ObjectChanged when the object has another version than ``former``."""
-        return self._put(self._store, key, content, {name: said for name, said in former._asdict().items() if said is not None})
+        return self._put(
+            self._store, key, content, {name: said for name, said in former._asdict().items() if said is not None}
+        )
 
     def _put(self, store: Any, key: str, content: bytes, mode: object) -> ObjectVersion:
         try:

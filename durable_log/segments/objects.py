@@ -51,13 +51,20 @@ class ObjectSegments(SegmentStore):
         self._lease = SealingLease(self.place)
         self._cache = _FileCache(config.OBJECT_CACHE_BYTES)
         self._is_checked = False
+        self._keeps_listing = False
+        self._listing: list[StoredObject] | None = None
+        """What there is, as long as the lock is held and nothing was changed: to list is the dearest request."""
 
     @contextlib.contextmanager
     def lock(self, log: LogApi) -> Iterator[None]:
         if not self._is_checked:
             self.check_usable()
         with self._lease.held(log):
-            yield
+            self._listing, self._keeps_listing = None, True
+            try:
+                yield
+            finally:
+                self._keeps_listing = False
 
     def fence(self) -> Fence:
         return self._lease.fence()
@@ -95,9 +102,10 @@ class ObjectSegments(SegmentStore):
     def stage(self, file: pathlib.Path, shard: int, name: SegmentName, sha256: str) -> str:
         path = self.path_of(shard, str(name))
         key, content = self.relative(path), file.read_bytes()
+        self._listing = None
         self._upload(key, content)
         with self._fetched(key) as (fetched, size):
-            if size != len(content) or digest(_path(fetched)) != sha256:
+            if size != len(content) or digest(_path(fetched.fileno())) != sha256:
                 raise LogUnavailable(
                     f"{path} has other content than was uploaded: it is not used, and its events stay where they are"
                 )
@@ -123,16 +131,19 @@ class ObjectSegments(SegmentStore):
                 return
 
     def publish(self, segment: Segment) -> None:
+        self._listing = None
         with contextlib.suppress(ObjectExists):
             self._client.create(self.relative(segment.path) + SEALED, b"")
 
     def discard(self, segment: Segment) -> None:
+        self._listing = None
         try:
             self._client.delete(self.relative(segment.path))
         except LogUnavailable as error:
             LOG.info("A segment that was not committed stays until it is old: %s", error)
 
     def delete(self, path: str) -> None:
+        self._listing = None
         key = self.relative(path)
         self._client.delete(key + SEALED)  # first: when the process dies here, the other one is an orphan
         self._client.delete(key)
@@ -160,7 +171,10 @@ class ObjectSegments(SegmentStore):
 
     def _segments(self) -> Iterator[tuple[FoundSegment, StoredObject, bool]]:
         """Each with whether it is published."""
-        objects = {one.key: one for one in self._client.list()}
+        listing = self._listing if self._keeps_listing else None
+        if listing is None:
+            listing = self._listing = self._client.list()
+        objects = {one.key: one for one in listing}
         for key, stored in objects.items():
             folder, _, file = key.partition("/")
             name = parse_name(file)
@@ -180,7 +194,7 @@ class ObjectSegments(SegmentStore):
         file = self._cache.get(segment.path)
         if file is None:
             file = self._fetch(segment)
-        yield _path(file.file)
+        yield _path(file.descriptor)
 
     def _fetch(self, segment: Segment) -> _CachedFile:
         """Raises LogCorrupt.  What is fetched to be described has no SHA-256 yet, and is not kept."""
@@ -189,9 +203,9 @@ class ObjectSegments(SegmentStore):
                 is_known = bool(segment.sha256)
                 if is_known and size != segment.bytes:
                     raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")
-                if is_known and digest(_path(file)) != segment.sha256:
+                if is_known and digest(_path(file.fileno())) != segment.sha256:
                     raise corrupt(segment, "has other content than was sealed: its SHA-256 differs")
-                cached = _CachedFile(os.fdopen(os.dup(file.fileno()), "rb"), size)
+                cached = _CachedFile(os.dup(file.fileno()), size)
         except FileNotFoundError as error:
             raise corrupt(segment, "is missing") from error
         if is_known:
@@ -213,12 +227,12 @@ class ObjectSegments(SegmentStore):
 class _CachedFile:
     """Open as long as anything refers to it, so that it may leave the cache while it is read."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file = file
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor = descriptor
         self.size = size
 
     def __del__(self) -> None:
-        self.file.close()
+        os.close(self.descriptor)
 
 
 class _FileCache:
@@ -248,6 +262,6 @@ class _FileCache:
             self._files.pop(path, None)
 
 
-def _path(file: BinaryIO) -> str:
+def _path(descriptor: int) -> str:
     """By which a file without a name is opened once more, with a position of its own."""
-    return f"/proc/self/fd/{file.fileno()}"
+    return f"/proc/self/fd/{descriptor}"

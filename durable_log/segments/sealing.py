@@ -102,7 +102,6 @@ class Sealer:
             end=lambda: portions.end, lost=lambda: encode_lost(portions.lost),
         )  # fmt: skip
         self._on_step("write")
-        self.note_change()
         if not self.commit(segment, self._log.add_segment, shard, first, segment.end):
             return None  # the shard was trimmed beyond it meanwhile
         self.given_up += sum(end - first for first, end in portions.lost)
@@ -116,6 +115,7 @@ class Sealer:
         is certainly not in the manifest is removed.  Raises LeaseLost, LogUnavailable."""
         store = self._log.segment_store
         try:
+            self.note_change()
             is_done = change(*arguments, self._log.encode_entry(segment), store.fence())
         except LeaseLost:
             store.discard(segment)

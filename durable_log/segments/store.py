@@ -82,7 +82,7 @@ class SegmentStore(abc.ABC):
 
     @abc.abstractmethod
     def lock(self, log: LogApi) -> contextlib.AbstractContextManager[None]:
-        """Keep all others from changing what is there.  Raises LogUnavailable when another process has the lock."""
+        """Keep all others from changing what is there.  Raises SealingBusy when another process has the lock."""
 
     def fence(self) -> Fence | None:
         """What a change of the manifest has to name, so that it is refused when another process has taken the lock

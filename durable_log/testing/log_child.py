@@ -7,18 +7,23 @@
 ``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
 ``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
 ``{"maintain": true}``                              ``{"rounds": n}`` after each round of maintenance, until killed
+``{"seal": shard, "die_after": s, "lease_s": n}``   seals, and kills itself after that step, else ``{"sealed": n}``
 ==================================================  ===================================================================
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import count
 
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
 from durable_log.log_api import LogApi
+from durable_log.segments import lease
+from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
 from durable_log.upkeep.maintenance import Maintainer
@@ -51,6 +56,8 @@ def _answers(log: LogApi, command: Message) -> Iterator[Message]:
         for _ in range(command["count"]):
             increment(log, command["increment"])
         yield {"done": command["count"]}
+    elif "seal" in command:
+        yield _seal(log, command["seal"], command["die_after"], command["lease_s"])
     elif "maintain" in command:
         yield from _maintain(log)
     else:
@@ -63,6 +70,17 @@ def _maintain(log: LogApi) -> Iterator[Message]:
     while True:
         maintainer.run_once()
         yield {"rounds": maintainer.statistics.rounds}
+
+
+def _seal(log: LogApi, shard: int, die_after: str, lease_s: float) -> Message:
+    assert isinstance(log, SegmentedLog)
+    lease.LEASE_S = lease_s
+
+    def on_step(done: str) -> None:
+        if done == die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return {"sealed": len(Sealer(log, on_step=on_step).seal(shard))}
 
 
 def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> Iterator[Message]:

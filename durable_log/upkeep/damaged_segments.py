@@ -61,7 +61,6 @@ def _leave_out(
     empty = write_segment(
         log.segment_store, log.maker, shard, first, [], end=lambda: end, lost=lambda: encode_lost([(first, end)])
     )._replace(appended_ns_max=appended_ns)  # so that retention takes it in its turn
-    sealer.note_change()
     entries = [] if old is None else [log.encode_entry(old)]
     if not sealer.commit(empty, log.replace_segments, shard, (first, end), entries):
         raise LogCorrupt(f"shard {shard}: the manifest changed while offsets {first} to {end} were given up")
