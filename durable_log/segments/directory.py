@@ -64,11 +64,15 @@ class SegmentDirectory(SegmentStore):
 
     # -- segments
 
-    def new_file(self, shard: int) -> pathlib.Path:
+    @contextlib.contextmanager
+    def new_file(self, shard: int) -> Iterator[pathlib.Path]:
         folder = make_directory(self._directory / f"{shard:04d}", mode=GROUP_READS)
         path = folder / f".{secrets.token_hex(8)}.tmp"
         make_private(path, mode=GROUP_READS)
-        return path
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def stage(self, file: pathlib.Path, shard: int, name: SegmentName, sha256: str) -> str:  # noqa: ARG002
         with file.open("rb") as opened:

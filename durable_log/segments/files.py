@@ -14,6 +14,7 @@ import bisect
 import collections
 import contextlib
 import os
+import pathlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,36 +90,35 @@ def write_segment(
     their last row, or where it begins when there is none; ``lost()`` is what was given up in it.  Both are asked when
     all are written.  Raises LogError when there is no room for it, LogUnavailable.
     """
-    arrow = import_pyarrow()
-    path = store.new_file(shard)
     summary = _Summary(*maker, shard, first)
-    writer = arrow.parquet.ParquetWriter(
-        path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
-        use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
-        column_encoding=dict.fromkeys(_COUNTING_COLUMNS, "DELTA_BINARY_PACKED"),
-    )  # fmt: skip
-    try:
-        with writer:
-            for batch in portions:
-                summary.add(batch)
-                writer.write_batch(batch, row_group_size=batch.num_rows)
-            index = summary.index
-            index.end = index.end if end is None else end()
-            index.lost = lost()
-            # As text: the format allows nothing else there, and Polars insists on it.
-            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
-        size, sha256 = path.stat().st_size, digest(path)
-        final = store.stage(path, shard, SegmentName.new(first, index.end, index.identity), sha256)
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+    index = summary.index
+    with store.new_file(shard) as path:
+        try:
+            with _new_parquet(path) as writer:
+                for batch in portions:
+                    summary.add(batch)
+                    writer.write_batch(batch, row_group_size=batch.num_rows)
+                index.end = index.end if end is None else end()
+                index.lost = lost()
+                # As text: the format allows nothing else there, and Polars insists on it.
+                writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
+            size, sha256 = path.stat().st_size, digest(path)
+            final = store.stage(path, shard, SegmentName.new(first, index.end, index.identity), sha256)
+        except OSError as error:
             raise LogError(
                 f"a segment cannot be written in {store.place}; its events stay where they are: {error}"
             ) from error
-        raise
     return Segment(
         shard, first, index.end, final, summary.rows, size, sha256,
         summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max, lost=index.lost,
+    )  # fmt: skip
+
+
+def _new_parquet(path: pathlib.Path) -> Any:
+    return import_pyarrow().parquet.ParquetWriter(
+        path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
+        use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
+        column_encoding=dict.fromkeys(_COUNTING_COLUMNS, "DELTA_BINARY_PACKED"),
     )  # fmt: skip
 
 

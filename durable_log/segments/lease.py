@@ -68,8 +68,8 @@ class SealingLease:
                 "heliograph-log-lease", lambda: self._renew(log),
                 Failures(LOG, f"The lease for sealing in {self._place} cannot be renewed"), pause_s=LEASE_S / 3,
             )  # fmt: skip
-            renewing.start()
             try:
+                renewing.start()
                 yield
             finally:
                 renewing.stop()

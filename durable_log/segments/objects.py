@@ -94,10 +94,10 @@ class ObjectSegments(SegmentStore):
 
     # -- segments
 
-    def new_file(self, shard: int) -> pathlib.Path:
-        descriptor, path = tempfile.mkstemp(prefix=f"heliograph-segment-{shard:04d}-")
-        os.close(descriptor)
-        return pathlib.Path(path)
+    @contextlib.contextmanager
+    def new_file(self, shard: int) -> Iterator[pathlib.Path]:  # noqa: ARG002  # all are in one place
+        with tempfile.TemporaryFile() as file:
+            yield pathlib.Path(_path(file.fileno()))
 
     def stage(self, file: pathlib.Path, shard: int, name: SegmentName, sha256: str) -> str:
         path = self.path_of(shard, str(name))
@@ -109,7 +109,6 @@ class ObjectSegments(SegmentStore):
                 raise LogUnavailable(
                     f"{path} has other content than was uploaded: it is not used, and its events stay where they are"
                 )
-        file.unlink()
         return path
 
     def _upload(self, key: str, content: bytes) -> None:

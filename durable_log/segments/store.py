@@ -110,8 +110,9 @@ class SegmentStore(abc.ABC):
     # -- segments
 
     @abc.abstractmethod
-    def new_file(self, shard: int) -> pathlib.Path:
-        """An empty file of this host, private, into which a segment of the shard is written.  Raises OSError."""
+    def new_file(self, shard: int) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """An empty file of this host, private, into which a segment of the shard is written.  It is gone when the
+        context ends, unless `stage` has moved it.  Raises OSError."""
 
     @abc.abstractmethod
     def stage(self, file: pathlib.Path, shard: int, name: SegmentName, sha256: str) -> str:
