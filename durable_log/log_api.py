@@ -97,7 +97,7 @@ class ShardState(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A sealed Parquet file, or object: offsets ``first`` up to but without ``end`` of a shard.  It does not change until
+    """A sealed Parquet file, or object: offsets ``first`` up to but without ``end`` of a shard.  Does not change until
     it is dropped."""
 
     shard: int
