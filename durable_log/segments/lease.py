@@ -3,7 +3,8 @@
 No lock of an object store ends with the process that holds it, so the right to seal is a record with a time at which
 it ends, by the clock of the log's store.  That time only decides when another process may try.  What is safe does not
 depend on it: each holder has an *epoch*, one above the last, and a change of the manifest names it.  The store compares
-it in the transaction of that change (`Fence`), so a holder that was frozen, and replaced, changes nothing any more.
+it in the transaction of that change (`durable_log.core.fence`), so a holder that was frozen, and replaced, changes
+nothing any more.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, RecordConflict, SealingBusy
+from durable_log.core.fence import Fence, lease_lost
+from durable_log.errors import LogCorrupt, LogUnavailable, RecordConflict, SealingBusy
 from durable_log.log_api import LogApi, Record
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
@@ -27,25 +28,6 @@ LEASE_S = 30.0
 """How long a holder that died keeps others from sealing.  What is not sealed can be read meanwhile."""
 
 _SECOND_NS = 1_000_000_000
-
-
-class Fence(NamedTuple):
-    """What must still be true when the manifest is changed: a record begins so."""
-
-    record: str
-    mark: bytes
-
-    def check(self, value: bytes | None) -> None:
-        """``value`` is what the record has in the transaction of the change.  Raises LeaseLost."""
-        if value is None or not bytes(value).startswith(self.mark):
-            raise lease_lost()
-
-
-def lease_lost() -> LeaseLost:
-    return LeaseLost(
-        "another process has taken over the sealing of this log, because this one did not renew its lease in time: "
-        "nothing was changed"
-    )
 
 
 class SealingLease:

@@ -43,8 +43,8 @@ _threads_of_pid = 0
 """Process in which obstore has started its threads; 0 when it has not."""
 
 
-class ObjectExists(Exception):
-    """There is an object already under the name that was to be made."""
+class KeyTaken(Exception):
+    """There is an object already under the key that was to be made."""
 
 
 class ObjectChanged(Exception):
@@ -147,7 +147,7 @@ class ObjectClient:
     # -- writing
 
     def create(self, key: str, content: bytes) -> ObjectVersion:
-        """Make an object that must not exist.  Raises ObjectExists, which may be due to a write of our own whose answer
+        """Make an object that must not exist.  Raises KeyTaken, which may be due to a write of our own whose answer
         was lost."""
         return self._put(self._uploads, key, content, "create")
 
@@ -175,7 +175,7 @@ class ObjectClient:
         key = f".probe-{secrets.token_hex(8)}"
         version = self.create(key, b"1")
         try:
-            with self._refusing(ObjectExists, "overwrites an object that was to be made only if there is none"):
+            with self._refusing(KeyTaken, "overwrites an object that was to be made only if there is none"):
                 self.create(key, b"2")
             self.replace(key, b"3", version)
             with self._refusing(ObjectChanged, "replaces an object that has another version than was named"):
@@ -195,7 +195,7 @@ class ObjectClient:
         )
 
     def _call(self, verb: str, key: str, call: Callable[[], T]) -> T:
-        """Raises FileNotFoundError, ObjectExists and ObjectChanged, too."""
+        """Raises FileNotFoundError, KeyTaken and ObjectChanged, too."""
         from obstore import exceptions  # noqa: PLC0415
 
         _check_not_forked(self._place)
@@ -205,7 +205,7 @@ class ObjectClient:
         except FileNotFoundError:
             raise
         except exceptions.AlreadyExistsError as error:
-            raise ObjectExists(key) from error
+            raise KeyTaken(key) from error
         except exceptions.PreconditionError as error:
             raise ObjectChanged(key) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:

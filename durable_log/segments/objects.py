@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from durable_log import config
+from durable_log.core.fence import Fence
 from durable_log.errors import LogUnavailable
 from durable_log.log_api import LogApi, Segment
-from durable_log.segments.lease import Fence, SealingLease
-from durable_log.segments.object_client import ObjectChanged, ObjectClient, ObjectExists, StoredObject
+from durable_log.segments.lease import SealingLease
+from durable_log.segments.object_client import KeyTaken, ObjectChanged, ObjectClient, StoredObject
 from durable_log.segments.store import FoundSegment, SegmentName, SegmentStore, Version, corrupt, digest, parse_name
 from pubsub_api.runtime.backoff import Backoff
 
@@ -83,7 +84,7 @@ class ObjectSegments(SegmentStore):
             if former is None:
                 return self._client.create(name, content)
             return self._client.replace(name, content, former)
-        except (ObjectExists, ObjectChanged):
+        except (KeyTaken, ObjectChanged):
             found = self._client.get(name)
             if found is not None and found[0] == content:
                 return found[1]  # it was our own write, whose answer was lost and which was repeated
@@ -117,7 +118,7 @@ class ObjectSegments(SegmentStore):
         for attempt in range(_UPLOAD_ATTEMPTS):
             try:
                 self._client.create(key, content)
-            except ObjectExists:
+            except KeyTaken:
                 return
             except LogUnavailable as error:
                 if self._client.size(key) is not None:
@@ -131,7 +132,7 @@ class ObjectSegments(SegmentStore):
 
     def publish(self, segment: Segment) -> None:
         self._listing = None
-        with contextlib.suppress(ObjectExists):
+        with contextlib.suppress(KeyTaken):
             self._client.create(self.relative(segment.path) + SEALED, b"")
 
     def discard(self, segment: Segment) -> None:

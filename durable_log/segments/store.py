@@ -17,9 +17,9 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from durable_log.core.fence import Fence
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi, Segment
-from durable_log.segments.lease import Fence
 from durable_log.storage.identity import short
 
 _NAME = re.compile(r"(\d{15})-(\d{15})-([0-9a-f]{8})-([0-9a-f]{8})\.parquet")

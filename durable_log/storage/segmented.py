@@ -23,12 +23,12 @@ from oslo_config import cfg
 from durable_log import config
 from durable_log.core import checks
 from durable_log.core.checksums import gap
+from durable_log.core.fence import Fence
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, StreamState, shard_of
 from durable_log.segments.files import SegmentReader
-from durable_log.segments.lease import Fence
 from durable_log.segments.ownership import (
     check_last,
     check_not_newer,

@@ -23,10 +23,10 @@ from oslo_config import cfg
 from durable_log import config as log_config
 from durable_log.core import checks
 from durable_log.core.checksums import damaged, gap
+from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
-from durable_log.segments.lease import Fence
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
 from heliograph_drivers.log.redis import scripts

@@ -10,9 +10,9 @@ from urllib.parse import SplitResult
 import redis
 from oslo_config import cfg
 
+from durable_log.core.fence import lease_lost
 from durable_log.core.positions import wrong_end
 from durable_log.errors import LogError, LogUnavailable
-from durable_log.segments.lease import lease_lost
 from durable_log.storage.segmented import replaced
 from heliograph_drivers.log.redis.config import CONNECT_TIMEOUT_S, CONNECTIONS_MAX
 from heliograph_drivers.log.redis.scripts import LEASE_LOST, REPLACED, WRONG_END

@@ -20,9 +20,9 @@ from oslo_config import cfg
 
 from durable_log import config
 from durable_log.core import checks
+from durable_log.core.fence import Fence
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
-from durable_log.segments.lease import Fence
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog

@@ -7,8 +7,8 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
+from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
-from durable_log.segments.lease import Fence
 from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import RestoredShard, used_meanwhile

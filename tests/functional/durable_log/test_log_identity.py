@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import durable_log
+from durable_log.core.fence import Fence
 from durable_log.loading import build_log
 from durable_log.log_api import shard_of
-from durable_log.segments.lease import Fence
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import durable_log
+from durable_log.core.fence import Fence
 from durable_log.errors import LeaseLost
 from durable_log.loading import build_log
 from durable_log.segments import sealing
-from durable_log.segments.lease import Fence
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.log_child import log_process
