@@ -7,8 +7,10 @@
 ``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
 ``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
 ``{"maintain": true}``                              ``{"rounds": n}`` after each round of maintenance, until killed
-``{"seal": shard, "die_after": s, "lease_s": n}``   seals, and kills itself after that step, else ``{"sealed": n}``
+``{"seal": shard, "die_after": step}``              seals, and kills itself after that step, else ``{"sealed": n}``
 ==================================================  ===================================================================
+
+The last two may have ``"lease_s": n``, how long a lease for sealing on object storage lasts when the process is killed.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ def increment(log: LogApi, name: str) -> None:
 
 
 def _answers(log: LogApi, command: Message) -> Iterator[Message]:
+    lease.LEASE_S = command.get("lease_s", lease.LEASE_S)
     if "append" in command:
         source = Source(bytes.fromhex(command["guid"]))
         appended = log.append([source.frame(command["append"], FRAME_EVENTS) for _ in range(command["count"])])
@@ -57,7 +60,7 @@ def _answers(log: LogApi, command: Message) -> Iterator[Message]:
             increment(log, command["increment"])
         yield {"done": command["count"]}
     elif "seal" in command:
-        yield _seal(log, command["seal"], command["die_after"], command["lease_s"])
+        yield _seal(log, command["seal"], command["die_after"])
     elif "maintain" in command:
         yield from _maintain(log)
     else:
@@ -72,9 +75,8 @@ def _maintain(log: LogApi) -> Iterator[Message]:
         yield {"rounds": maintainer.statistics.rounds}
 
 
-def _seal(log: LogApi, shard: int, die_after: str, lease_s: float) -> Message:
+def _seal(log: LogApi, shard: int, die_after: str) -> Message:
     assert isinstance(log, SegmentedLog)
-    lease.LEASE_S = lease_s
 
     def on_step(done: str) -> None:
         if done == die_after:

@@ -93,6 +93,8 @@ class S3Proxy:
 
     def __init__(self, port: int) -> None:
         self.rule: Rule = lambda _method, _path, _headers: "pass"
+        self.on_done: Callable[[], None] = lambda: None
+        """Called when a request was carried out, before it is answered."""
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -110,6 +112,7 @@ class S3Proxy:
                     server.request(self.command, self.path, body, headers)
                     answer = server.getresponse()
                     content = answer.read()
+                proxy.on_done()
                 if fate == "lose-answer":
                     self.close_connection = True
                     return
