@@ -37,7 +37,10 @@ SCHEMES = ("s3", "gs", "az")
 SEALED = ".sealed"
 """Behind the key of a segment: the object that says that it was committed."""
 
-_UPLOAD_ATTEMPTS = 3
+_WRITE_ATTEMPTS = 3
+"""A write with a condition is not repeated by obstore: its outcome has to be looked at first."""
+_PAUSE_S = 0.2
+_PAUSE_MAX_S = 2.0
 _CACHED_FILES_MAX = 64
 
 
@@ -80,15 +83,26 @@ class ObjectSegments(SegmentStore):
         return self._client.get(name)
 
     def write(self, name: str, content: bytes, former: Version) -> Version:
-        try:
-            if former is None:
-                return self._client.create(name, content)
-            return self._client.replace(name, content, former)
-        except (KeyTaken, ObjectChanged):
-            found = self._client.get(name)
-            if found is not None and found[0] == content:
-                return found[1]  # it was our own write, whose answer was lost and which was repeated
-            raise LogUnavailable(f"{self.place}/{name} was changed by another process meanwhile") from None
+        pauses = Backoff(_PAUSE_S, _PAUSE_MAX_S)
+        for attempt in range(_WRITE_ATTEMPTS):
+            error = None
+            try:
+                if former is None:
+                    return self._client.create(name, content)
+                return self._client.replace(name, content, former)
+            except (KeyTaken, ObjectChanged):
+                pass
+            except LogUnavailable as caught:
+                error = caught
+            found, version = self._client.get(name) or (None, None)
+            if found == content:
+                return version  # it was our own write, whose answer was lost
+            if error is None or version != former:
+                break
+            if attempt + 1 == _WRITE_ATTEMPTS:
+                raise error
+            time.sleep(pauses.next_s())
+        raise LogUnavailable(f"{self.place}/{name} was changed by another process meanwhile")
 
     def remove(self, name: str) -> None:
         self._client.delete(name)
@@ -114,8 +128,8 @@ class ObjectSegments(SegmentStore):
 
     def _upload(self, key: str, content: bytes) -> None:
         """Nobody else has the key, so an object that is there is our own, whatever the server answered."""
-        pauses = Backoff(1.0, 5.0)
-        for attempt in range(_UPLOAD_ATTEMPTS):
+        pauses = Backoff(_PAUSE_S, _PAUSE_MAX_S)
+        for attempt in range(_WRITE_ATTEMPTS):
             try:
                 self._client.create(key, content)
             except KeyTaken:
@@ -123,7 +137,7 @@ class ObjectSegments(SegmentStore):
             except LogUnavailable as error:
                 if self._client.size(key) is not None:
                     return
-                if attempt + 1 == _UPLOAD_ATTEMPTS:
+                if attempt + 1 == _WRITE_ATTEMPTS:
                     raise
                 LOG.info("The upload of a segment is tried again: %s", error)
                 time.sleep(pauses.next_s())
@@ -132,8 +146,7 @@ class ObjectSegments(SegmentStore):
 
     def publish(self, segment: Segment) -> None:
         self._listing = None
-        with contextlib.suppress(KeyTaken):
-            self._client.create(self.relative(segment.path) + SEALED, b"")
+        self._upload(self.relative(segment.path) + SEALED, b"")
 
     def discard(self, segment: Segment) -> None:
         self._listing = None

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
+from durable_log.core.fence import Fence
+from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.segments import arrow
 from durable_log.segments.columns import import_pyarrow
@@ -195,6 +196,26 @@ class SealConformance(LogConformanceBase):
         with first.lock(), pytest.raises(LogUnavailable):
             second.seal(SHARD)
         assert len(second.seal(SHARD)) == 1
+
+    def test_a_change_whose_fence_does_not_hold_is_refused(self, log: LogApi) -> None:
+        log.append([Source().frame(TOPIC, 5) for _ in range(2)])
+        sealed = segmented(log)
+        [segment] = Sealer(sealed).seal(SHARD, 5)
+        log.put_records([("who", b"epoch-7 until then", 0)])
+        token, listed = sealed.directory_token(), sealed.manifest(SHARD)
+        entry = sealed.encode_entry(segment._replace(rows=4))
+        for fence in (Fence("who", b"epoch-6 "), Fence("nobody", b"epoch-7 ")):
+            for change in (
+                lambda: sealed.add_segment(SHARD, 5, 10, entry, fence),  # noqa: B023
+                lambda: sealed.replace_segments(SHARD, (0, 5), listed, entry, fence),  # noqa: B023
+                lambda: sealed.set_directory_token("another", fence),  # noqa: B023
+            ):
+                with pytest.raises(LeaseLost):
+                    change()
+        assert (sealed.directory_token(), sealed.manifest(SHARD)) == (token, listed)
+        assert sealed.replace_segments(SHARD, (0, 5), listed, entry, Fence("who", b"epoch-7 "))
+        assert sealed.manifest(SHARD) == [entry]
+        assert log.state()[SHARD].sealed == 5
 
     @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory", "swapped", "aged"])
     def test_a_damaged_segment_is_named(self, log: LogApi, log_url: str, damage: str) -> None:
