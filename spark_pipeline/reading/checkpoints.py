@@ -22,6 +22,8 @@ from spark_pipeline.errors import OtherLog
 
 _LOG = "log"
 _APPENDED = "appended"
+_LOST = "lost"
+"""How many events the query has left out because retention had removed them, when there were any."""
 _OFFSETS = "offsets"
 """Directory of a checkpoint in which Spark plans its batches."""
 
@@ -29,19 +31,22 @@ Times = Mapping[int, int]
 """Shard -> when the last event before an offset was appended, for the shards where that event is still there."""
 
 
-def to_checkpoint(log: LogApi, offsets: Offsets, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def to_checkpoint(
+    log: LogApi, offsets: Offsets, former: Mapping[str, Any] | None = None, *, lost: int = 0
+) -> dict[str, Any]:
     """What goes into the checkpoint.  Shards that have not moved since the ``former`` ones stay as they are in it:
-    Spark takes every difference for new events."""
+    Spark takes every difference for new events.  ``lost`` events are added to those that it has lost before."""
     kept: Mapping[str, Any] = former or {}
     moved = {shard: offset for shard, offset in offsets.items() if kept.get(str(shard)) != offset}
     stayed = {shard: when for shard, when in kept.get(_APPENDED, {}).items() if int(shard) not in moved}
-    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved))}
+    counted = {_LOST: kept.get(_LOST, 0) + lost} if _LOST in kept or lost else {}
+    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved)), **counted}
 
 
 def from_checkpoint(log: LogApi, kept: Mapping[str, Any]) -> dict[int, int]:
     """The offsets that a checkpoint has kept.  Raises OtherLog when they belong to another log, UsageError."""
     check_identity(log, kept.get(_LOG, ""), "this checkpoint")
-    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED)})
+    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED, _LOST)})
 
 
 def check_kept(log: LogApi, kept: Mapping[str, Any], offsets: Offsets, what: str) -> None:
