@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from durable_log import LogApi, ShardState
+from pubsub_api.errors import UsageError
 from pubsub_api.runtime.plugins import without_password
 from spark_pipeline.core.ranges import Offsets, from_json, to_json
-from spark_pipeline.errors import OtherLog
+from spark_pipeline.errors import OtherLog, SparkMissing
+from spark_pipeline.objects import ObjectDirectory, is_url
 
 _LOG = "log"
 _APPENDED = "appended"
@@ -104,9 +106,16 @@ def batch_mark(checkpoint: str, number: int) -> str:
     was planned apart from it, which only a copy of the checkpoint can bring about.
 
     Before a batch runs, Spark writes where it ends in every source, and the time, into a file, and takes it from there
-    when it runs the batch again.  Empty when there is no such file here, because the checkpoint is in an object store,
-    or the query itself does not name it.
+    when it runs the batch again.  Empty when there is no such file, because the query itself does not name its
+    checkpoint, or it is where this process cannot read, as in HDFS.  Raises PipelineError when an object store cannot
+    be reached.
     """
+    if is_url(checkpoint) and not checkpoint.startswith("file:"):
+        try:
+            stored = ObjectDirectory(checkpoint, "a checkpoint").read(f"{_OFFSETS}/{number}")
+        except (UsageError, SparkMissing):
+            return ""
+        return "" if stored is None else hashlib.blake2b(stored, digest_size=16).hexdigest()
     try:
         planned = pathlib.Path(_path(checkpoint), _OFFSETS, str(number)).read_bytes()
     except OSError:
