@@ -74,8 +74,10 @@ class LakeVersion:
         days = F.expr(f"cast(coalesce(timestamp, appended_ns) div {_DAY_NS} as int)")
         day = F.date_from_unix_date(days).cast("string")
         rows = events.withColumn(LOG, F.lit(log)).withColumn(PARTITION, day).select(*_COLUMNS)
-        files = write_files(rows, self._place, divided_by=PARTITION) if isinstance(self._place, ObjectDirectory) else (
-            _write_here(rows, self._place)
+        files = (
+            write_files(rows, self._place, divided_by=PARTITION)
+            if isinstance(self._place, ObjectDirectory)
+            else (_write_here(rows, self._place))
         )
         moved = [self._delta.Transaction(_transaction(log, shard), offset) for shard, offset in offsets.items()]
         moved += [self._delta.Transaction(_time_of(log, shard), times.get(shard, 0)) for shard in offsets]

@@ -74,9 +74,7 @@ def _write(events: DataFrame, path: pathlib.Path, tombstones_from_ns: int | None
     return manifest
 
 
-def _write_objects(
-    events: DataFrame, place: ObjectDirectory, tombstones_from_ns: int | None, log: str
-) -> Manifest:
+def _write_objects(events: DataFrame, place: ObjectDirectory, tombstones_from_ns: int | None, log: str) -> Manifest:
     source, offsets = _offsets(events, log)
     rows = _newest(events, tombstones_from_ns).select(*EVENT_COLUMNS)
     names = write_set(rows, place, below=_OBJECTS)
@@ -86,16 +84,16 @@ def _write_objects(
 
 
 def write_set(rows: DataFrame, place: ObjectDirectory, *, below: str = "") -> list[str]:
-    """Write rows into files of an object store, which nothing names until `commit_set`.  Raises UsageError when there is
-    something already."""
+    """Write rows into files of an object store, which nothing names until `commit_set`.  Raises UsageError when there
+    is something already."""
     if place.names():
         raise UsageError(f"{place} exists already: name a place where nothing is")
     return [file.name for file in write_files(rows, place, below=below)]
 
 
 def commit_set(place: ObjectDirectory, name: str, files: Sequence[str], content: object = None) -> None:
-    """Make files a set of events, at once.  Of two jobs for one place, the first wins; the files of the other are removed,
-    and it raises UsageError."""
+    """Make files a set of events, at once.  Of two jobs for one place, the first wins; the files of the other are
+    removed, and it raises UsageError."""
     said = msgspec.to_builtins(content) if content is not None else {}
     try:
         place.create(name, msgspec.json.encode({**said, _LISTED: files}))

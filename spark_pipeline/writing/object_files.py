@@ -36,8 +36,8 @@ class WrittenFile(NamedTuple):
 def write_files(
     rows: DataFrame, directory: ObjectDirectory, *, below: str = "", divided_by: str = ""
 ) -> list[WrittenFile]:
-    """Write all rows, in a job of Spark.  Rows are divided into directories ``COLUMN=VALUE`` by a column of strings, which
-    the files themselves lack.  Raises what Spark raises when a task failed too often."""
+    """Write all rows, in a job of Spark.  Rows are divided into directories ``COLUMN=VALUE`` by a column of strings,
+    which the files themselves lack.  Raises what Spark raises when a task failed too often."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415
