@@ -14,6 +14,7 @@ of every row.
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import pathlib
@@ -208,10 +209,29 @@ class LakeTable:
         """The newest version."""
         return int(self._table().version())
 
-    def vacuum(self, *, retention_hours: int) -> list[str]:
-        """Remove files that no version of that age needs, those of killed jobs included.  Returns their names."""
-        removed = self._table().vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
+    def vacuum(self, *, retention_hours: int, is_dry: bool = False) -> list[str]:
+        """Remove files that no version of that age needs, those of killed jobs included.  Returns their names; with
+        ``is_dry`` only that.  What a running job has written and not committed yet is younger than the job."""
+        removed = self._table().vacuum(retention_hours, dry_run=is_dry, enforce_retention_duration=False, full=True)
         return list(removed)
+
+    def small_files(self, target_bytes: int) -> int:
+        """How many files `optimize` would write anew: those of days that have several smaller ones than this."""
+        actions = self._table().get_add_actions(flatten=True)
+        sizes = zip(
+            actions.column(f"partition.{PARTITION}").to_pylist(), actions.column("size_bytes").to_pylist(), strict=True
+        )
+        small = collections.Counter(day for day, size in sizes if size < target_bytes)
+        return sum(count for count in small.values() if count > 1)
+
+    def optimize(self, target_bytes: int) -> tuple[int, int]:
+        """Put small files of a day together, in one commit: the same rows, and the former files stay until `vacuum`.
+        Returns how many files were replaced, and by how many.  Raises LakeConflict."""
+        try:
+            done = self._table().optimize.compact(target_size=target_bytes)
+        except self._delta.exceptions.CommitFailedError as error:
+            raise LakeConflict(f"table {self.place}: another job committed at the same time: {error}") from error
+        return int(done["numFilesRemoved"]), int(done["numFilesAdded"])
 
     def _others(self) -> list[str]:
         """What is in the directory and not left there by a job: Delta passes over names that begin so."""

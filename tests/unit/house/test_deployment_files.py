@@ -126,7 +126,9 @@ def test_the_jobs_of_spark_are_of_one_piece() -> None:
     for name, reference in variables.items():
         if name.startswith("AWS_") and reference:
             secret = f"{reference['name']}:{reference['key']}"
-            assert said[f"spark.kubernetes.executor.secretKeyRef.{name}"] == secret, "executors may do what the driver may"
+            assert said[f"spark.kubernetes.executor.secretKeyRef.{name}"] == secret, (
+                "executors may do what the driver may"
+            )
 
 
 def test_the_image_of_spark_has_what_the_extra_would_bring() -> None:
