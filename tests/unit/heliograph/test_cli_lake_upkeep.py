@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("deltalake")
 
+import deltalake
 import pyarrow
 
 from heliograph import exits, main
