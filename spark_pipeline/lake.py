@@ -15,18 +15,20 @@ of every row.
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib
 import os
 import pathlib
+import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import Offsets
 from spark_pipeline.errors import LakeConflict, PipelineError, SchemaMismatch, SparkMissing
-from spark_pipeline.objects import ObjectDirectory, is_url
+from spark_pipeline.objects import RETRIES, RETRY_S, ObjectDirectory, is_url
 from spark_pipeline.schema import EVENT_COLUMNS, LOG
 from spark_pipeline.writing.job_directories import attempt, remove_dead
 from spark_pipeline.writing.object_files import WrittenFile, read_files, write_files
@@ -91,19 +93,23 @@ class LakeVersion:
                 # Never retried by itself: what another job took in meanwhile must not be taken in twice.
                 commit_properties=self._delta.CommitProperties(max_commit_retries=0, app_transactions=moved),
             )
-        except self._delta.exceptions.DeltaError as error:
-            if not self._has(files):
-                # An answer that was lost may have been a yes, on its way to a store that is slow: then files stay, and
-                # when nothing names them `vacuum` removes them.
-                if isinstance(error, self._delta.exceptions.CommitFailedError):
-                    _remove(self._place, [file.name for file in files])
-                raise LakeConflict(f"table {self._place}: another job committed at the same time: {error}") from error
+        except (self._delta.exceptions.DeltaError, OSError) as error:
+            self._check_made(files, error)
         return sum(file.rows for file in files)
 
-    def _has(self, files: Sequence[WrittenFile]) -> bool:
-        """Whether the commit was made all the same, and only its answer was lost."""
-        now = self._delta.DeltaTable(self._table.table_uri).get_add_actions(flatten=True).column("path").to_pylist()
-        return bool(files) and {file.name for file in files} <= set(now)
+    def _check_made(self, files: Sequence[WrittenFile], error: Exception) -> None:
+        """Return when a commit that failed was made all the same, and only its answer was lost.  Raises LakeConflict
+        when another one was made, PipelineError when it is not known."""
+        with _store_errors(self._place):
+            now = _open_table(self._delta, self._table.table_uri).get_add_actions(flatten=True).column("path")
+        if files and {file.name for file in files} <= set(now.to_pylist()):
+            return
+        if isinstance(error, OSError):
+            # It may still be on its way to a slow store: files stay, and when nothing names them `vacuum` removes them.
+            raise PipelineError(f"table {self._place}: the commit was not answered: {_one_line(error)}") from error
+        if isinstance(error, self._delta.exceptions.CommitFailedError):
+            _remove(self._place, [file.name for file in files])
+        raise LakeConflict(f"table {self._place}: another job committed at the same time: {error}") from error
 
     def _add(self, file: WrittenFile) -> Any:
         """What makes a file part of the table."""
@@ -160,7 +166,8 @@ class LakeTable:
 
     @property
     def exists(self) -> bool:
-        return bool(self._delta.DeltaTable.is_deltatable(self._uri))
+        with _store_errors(self.place):
+            return bool(self._delta.DeltaTable.is_deltatable(self._uri, _storage_options(self._uri)))
 
     def check_exists(self) -> None:
         """Raises PipelineError when there is no table."""
@@ -242,16 +249,44 @@ class LakeTable:
         return sorted(name for name in names if not name.startswith("_"))
 
     def _table(self) -> Any:
-        return self._delta.DeltaTable(self._uri)
+        with _store_errors(self.place):
+            return _open_table(self._delta, self._uri)
 
     def _create(self) -> Any:
         fields = [self._delta.Field(name, _DELTA_TYPES[kind], nullable=True) for name, kind in _COLUMNS.items()]
         schema = self._delta.Schema(fields)
-        return self._delta.DeltaTable.create(self._uri, schema, mode="ignore", partition_by=[PARTITION])
+        options = _storage_options(self._uri)
+        with _store_errors(self.place):
+            return self._delta.DeltaTable.create(
+                self._uri, schema, mode="ignore", partition_by=[PARTITION], storage_options=options
+            )
 
 
 _DELTA_TYPES: Mapping[str, str] = {"int": "integer", "bigint": "long", "binary": "binary", "string": "string"}
 _SPARK_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in _COLUMNS.items())
+
+
+def _storage_options(uri: str) -> dict[str, str] | None:
+    """Bounds for an object store that is away; everything else is said by the environment."""
+    return {"max_retries": str(RETRIES), "retry_timeout": f"{RETRY_S}s"} if "://" in uri else None
+
+
+def _open_table(delta: Any, uri: str) -> Any:
+    return delta.DeltaTable(uri, storage_options=_storage_options(uri))
+
+
+@contextlib.contextmanager
+def _store_errors(place: Place) -> Iterator[None]:
+    """What the store of a table refuses, or does not answer, is a PipelineError."""
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(f"table {place}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """Without the colours and the indents that deltalake puts into its errors."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
 
 
 def _transaction(log: str, shard: int) -> str:

@@ -9,6 +9,7 @@ the store itself.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from pubsub_api.errors import UsageError
 from pubsub_api.runtime.plugins import without_password
 from spark_pipeline.errors import PipelineError, SparkMissing
 
+RETRIES, RETRY_S = 5, 60
+"""How often a request is tried again, and for how long, when a store is away; each waits 30 seconds for an answer."""
 _SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -97,7 +100,12 @@ class ObjectDirectory:
             except ImportError as error:
                 raise SparkMissing(f"{self} needs obstore ({error}): pip install 'heliograph[spark]'") from error
             with self._errors("use", ""):
-                self._store = from_url(self.url)
+                self._store = from_url(
+                    self.url,
+                    retry_config={
+                        "max_retries": RETRIES, "retry_timeout": datetime.timedelta(seconds=RETRY_S),
+                    },
+                )  # fmt: skip
         return self._store
 
     @contextlib.contextmanager

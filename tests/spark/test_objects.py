@@ -100,7 +100,7 @@ def test_of_two_ingests_into_a_store_one_wins_and_an_answer_that_was_lost_is_loo
 
     def commit_and_lose_the_answer(*args: Any, **kwargs: Any) -> None:
         commit(*args, **kwargs)
-        raise deltalake.exceptions.DeltaError("the answer was lost")
+        raise OSError("the answer was lost")
 
     monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", commit_and_lose_the_answer)
     assert sum(one.events for one in ingest(spark, log_url, table, events_max=100)) == 10
@@ -134,5 +134,7 @@ def test_a_store_that_refuses_or_is_of_another_kind_is_told() -> None:
     for url in ("hdfs://host/lake", "ftp://host/lake"):
         with pytest.raises(UsageError, match="other places are not supported"):
             LakeTable(url)
+    with pytest.raises(PipelineError, match="table s3://no-such-bucket/lake: "):
+        LakeTable("s3://no-such-bucket/lake").check_exists()
     with pytest.raises(PipelineError, match="cannot list s3://no-such-bucket/lake: "):
         ObjectDirectory("s3://no-such-bucket/lake", "a lake").names()
