@@ -294,7 +294,7 @@ class NbApi(Closeable):
         )
 
     def close(self) -> None:
-        """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
+        """Publish what waits, for at most ``PUBLISH_TIMEOUT_S``, and release everything.  Idempotent."""
         self._is_closed = True
         for thread in self._upkeep:
             thread.ask_to_stop()
@@ -331,9 +331,4 @@ def _check(conf: cfg.ConfigOpts, *, has_bus: bool) -> None:
         raise InvalidConfig(
             f"[db] value_bytes_max = {options.value_bytes_max} is more than an event can carry with [pubsub] "
             f"frame_bytes_max = {conf[GROUP].frame_bytes_max}: at most {room}"
-        )
-    if options.outbox_age < 2 * options.confirm_interval:
-        raise InvalidConfig(
-            f"[db] outbox_age = {options.outbox_age} s is less than twice confirm_interval = "
-            f"{options.confirm_interval} s: what is on its way would be published twice"
         )

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from nb_api.cache.turn import Turn
-from nb_api.core.cache import CacheCore
+from nb_api.cache.telling.turn import Turn
 from nb_api.core.changes import DbObject, V_co
-from nb_api.core.differences import CachedObject
-from nb_api.core.indexes import IndexData, IndexFunction
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import CachedObject
+from nb_api.core.copy.indexes import IndexData, IndexFunction
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.rare_logging import SeldomLog
 

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from nb_api import notify_config
-from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
 from nb_api.writing.direct_way import DirectWay, Load, load_of
@@ -70,13 +69,12 @@ class AfterCommitPublisher:
     parent's."""
 
     def __init__(self, db: DbApi, publisher: ChangePublisher, conf: cfg.ConfigOpts) -> None:
-        options = conf[GROUP]
         self._db = db
         self._publisher = publisher
-        self._queue_max: int = options.publish_queue_max
+        self._queue_max: int = notify_config.PUBLISH_QUEUE_MAX
         self._batch_max: int = notify_config.SWEEP_BATCH
-        self._timeout_s: float = options.publish_timeout
-        self._confirm_interval_s: float = options.confirm_interval
+        self._timeout_s: float = notify_config.PUBLISH_TIMEOUT_S
+        self._confirm_interval_s = notify_config.confirm_interval(conf)
         self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
@@ -188,7 +186,7 @@ class AfterCommitPublisher:
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
-        """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
+        """Publish and confirm what waits, for at most ``PUBLISH_TIMEOUT_S``, and end the thread.  Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -34,6 +34,7 @@ from heliograph_drivers.pubsub.zmq.options import (
     SEND_WAIT_INTERVAL_S,
     WILDCARD_HOSTS,
     heartbeat_interval_ms,
+    peer_bytes_max,
 )
 from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
@@ -224,7 +225,7 @@ class ZmqPublisher(DriverPublisher):
         router.set(zmq.SNDTIMEO, 0)
         if self._path is not None:
             # The system does not tell how much of a socket file's other end has read, so replies are counted.
-            replies = self._conf[GROUP].peer_bytes_max // config.reply_bytes_max(self._conf)
+            replies = peer_bytes_max(self._conf[GROUP]) // config.reply_bytes_max(self._conf)
             router.set(zmq.SNDHWM, max(_REPLIES_MIN, replies))
         try:
             self._bind(router, query=True)

@@ -191,7 +191,8 @@ class SubscriberCore:
         counters = self.counters
         counters.frames += 1
         counters.delivered += count
-        counters.skipped += first - 1 - after
+        if after != first - 1:
+            counters.repair.skipped += first - 1 - after
         return frame, header, 0
 
     def poll(self, now: float) -> None:
@@ -277,7 +278,7 @@ class SubscriberCore:
         """Ask caches for ranges that were given up, those of streams that are known.  What comes is a repeat."""
         wants = [Want(bytes.fromhex(one.guid), one.topic, one.first, one.last) for one in lost]
         known = [one for one in wants if self._roster.has(one.guid, one.topic)]
-        self.counters.queries += self._questions.ranges(known, now)
+        self.counters.repair.queries += self._questions.ranges(known, now)
 
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
@@ -308,14 +309,14 @@ class SubscriberCore:
         publisher = self._starts.heard(guid, now) if not is_repair else self._starts.publisher(guid, now)
         stream = publisher.streams.get(topic) or self._starts.open_stream(publisher, topic, after, now)
         if stream is None:
-            self.counters.unwanted += 1
+            self.counters.intake.unwanted += 1
         else:
             self._order.accept(stream, frame, header, now, is_repair=is_repair)
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         hello = messages.decode(messages.Hello, frame, header)
         publisher = self._starts.heard(header.guid, now)
-        self.counters.hellos += 1
+        self.counters.intake.hellos += 1
         self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         if header.topic != CONTROL_TOPIC:
             self._starts.note_head(publisher, header.topic, header.after, header.timestamp, now)
@@ -356,10 +357,10 @@ class SubscriberCore:
 
     def _on_reply(self, frame: bytes, header: Header, now: float) -> None:
         reply = messages.decode(messages.Reply, frame, header)
-        self.counters.replies += 1
+        self.counters.repair.replies += 1
         purpose = self._questions.purpose(reply.id)
         if purpose is None:
-            self.counters.late_replies += 1
+            self.counters.repair.late_replies += 1
             return
         scope = purpose.questions[reply.id].scope
         if header.topic != scope or not all(covers(scope, topic) for _, topic, _ in reply.heads):
@@ -434,7 +435,7 @@ class SubscriberCore:
         self._roster.note_familiar()
         self._is_reconnect_unproven = False
         if is_verified:
-            self.counters.verified_reconnects += 1
+            self.counters.peers.verified_reconnects += 1
         else:
             self._resync.request(join.reason, join.filters, now)
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from nb_api import NbApi
+from nb_api import NbApi, notify_config
 from nb_api.db_api import Change
 from nb_api.writing import direct_way
 from nb_api.writing.after_commit import AfterCommitPublisher
@@ -261,9 +261,12 @@ def test_many_threads_publish_everything_once(nb: NbApi, publications: Publicati
     assert nb.db.unpublished() == []
 
 
-def test_closing_takes_no_longer_than_publish_timeout_in_all(tmp_path: pathlib.Path) -> None:
+def test_closing_takes_no_longer_than_publish_timeout_in_all(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a publisher service that is frozen, say."""
-    nb = open_nb(sqlite_url(tmp_path), memory_bus(), db=PATIENT_DB | {"publish_timeout": 0.5, "confirm_interval": 0.01})
+    monkeypatch.setattr(notify_config, "PUBLISH_TIMEOUT_S", 0.5)
+    nb = open_nb(sqlite_url(tmp_path), memory_bus(), db=PATIENT_DB)
     publications = Publications(nb)
 
     def time_out() -> None:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
-from nb_api.core.indexes import IndexData, TableIndexes
-from nb_api.core.journal import ChangeJournal
+from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
+from nb_api.core.copy.indexes import IndexData, TableIndexes
+from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.own_tables import is_own
 from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from nb_api.core.differences import CacheChange, Resynced
+from nb_api.core.copy.differences import CacheChange, Resynced
 from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
