@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
-class Lag(NamedTuple):
+class QueryLag(NamedTuple):
     """Sums over all sources of a query that are logs of Heliograph."""
 
     events: int
@@ -19,7 +19,7 @@ class Lag(NamedTuple):
     """Removed by retention before the query could read them, since its checkpoint was new: ``failOnDataLoss=false``."""
 
 
-def lag_of(progress: StreamingQueryProgress) -> Lag:
+def lag_of(progress: StreamingQueryProgress) -> QueryLag:
     """What is in the progress of a batch, as `StreamingQuery.lastProgress` and listeners have it.  Jobs of a group are
     not in it: ``heliograph group show`` tells their lag."""
     events = lost = 0
@@ -27,7 +27,7 @@ def lag_of(progress: StreamingQueryProgress) -> Lag:
         end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
         events += sum(max(0, offset - end.get(shard, 0)) for shard, offset in latest.items() if shard.isdecimal())
         lost += end.get("lost", 0)
-    return Lag(events, lost)
+    return QueryLag(events, lost)
 
 
 def _offsets(text: str | None) -> dict[str, int]:

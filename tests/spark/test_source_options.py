@@ -20,7 +20,7 @@ from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from spark_pipeline.reading.lag import Lag, lag_of
+from spark_pipeline.reading.lag import QueryLag, lag_of
 from tests.spark.conftest import log_frame
 from tests.spark.supervising import run
 
@@ -117,9 +117,9 @@ def test_a_stream_tells_its_lag_and_fails_on_loss_unless_told_otherwise(
         followed.run(maxEventsPerTrigger="10", startingTimestamp="0")
         assert followed.numbers == list(range(1, 26))
         assert [(one.numInputRows, lag_of(one)) for one in followed.progress] == [
-            (10, Lag(15, 0)),
-            (10, Lag(5, 0)),
-            (5, Lag(0, 0)),
+            (10, QueryLag(15, 0)),
+            (10, QueryLag(5, 0)),
+            (5, QueryLag(0, 0)),
         ]
         assert followed.progress[-1].eventTime["max"].startswith("1970-01-01"), "nanoseconds 21 to 25"
         log.append([log_frame("t", first=26, count=10), log_frame("t", first=36, count=4)])
@@ -129,7 +129,7 @@ def test_a_stream_tells_its_lag_and_fails_on_loss_unless_told_otherwise(
     assert followed.numbers == list(range(1, 26))
     followed.run(failOnDataLoss="false", maxEventsPerTrigger="3")
     assert followed.numbers[25:] == [36, 37, 38, 39]
-    assert [lag_of(one) for one in followed.progress] == [Lag(1, 10), Lag(0, 10)]
+    assert [lag_of(one) for one in followed.progress] == [QueryLag(1, 10), QueryLag(0, 10)]
     source = spark.read.format("heliograph").options(log=url, start=json.dumps({"0": 30}))
     with pytest.raises(PySparkException, match="OffsetTooOld: shard 0: offsets 30 to 34"):
         run(lambda: source.load().count())
