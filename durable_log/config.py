@@ -55,8 +55,6 @@ SEGMENT_CACHE_BYTES = 64 * MIB
 """Frames rebuilt from segments that a reader keeps for the next read."""
 STREAM_FORGET_AGE_S = 30 * DAY_S
 """A stream that was idle this long is forgotten.  Should its frames be appended again, they are stored again."""
-COMPACT_OBJECTS_MAX = 5_000_000
-"""Objects of a shard that compaction keeps in memory, about 1 GB.  A shard with more is not compacted."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
