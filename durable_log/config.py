@@ -27,6 +27,10 @@ OPTIONS: Sequence[cfg.Opt] = (
             "What was appended longer ago is dropped, whole frames and segments at a time. 0: never."),
     size("retention_bytes", 0, "The oldest is dropped while the log is larger than this, segments and what is not "
          "sealed together. 0: never.", low=0, high=2**60),
+    cfg.ListOpt("retention_topics", default=[],
+                help="FILTER=SECONDS, as in audit/#=31536000: how long what is sealed of these topics is kept, in "
+                     "place of retention_age. The first filter that matches holds. 0: for ever, as far as "
+                     "retention_bytes allows."),
     *advanced(
         text("driver", "", "Driver: the name of a heliograph.log_driver entry point. Empty: the scheme of url."),
         cfg.ListOpt("compact_topics", default=[],

@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from durable_log import config
@@ -145,10 +145,13 @@ class SegmentCompactor:
 
     def _rewrite(self, segment: Segment, kept: OffsetBits) -> int:
         """Write a segment without what is not kept; returns how many events went."""
-        left = kept.count(segment.first, segment.end)
-        if left == segment.rows:
+        if kept.count(segment.first, segment.end) == segment.rows:
             return 0
-        tables = (_keep(table, kept) for table in self._groups(segment))
+        return self.write_anew(segment, (_keep(table, kept) for table in self.row_groups(segment)))
+
+    def write_anew(self, segment: Segment, tables: Iterable[pyarrow.Table]) -> int:
+        """Put these rows in the place of a segment's; returns how many events went.  Call it with the sealer's lock
+        held."""
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(
             self._log.directory, self._log.maker, segment.shard, segment.first, batches,
@@ -166,9 +169,10 @@ class SegmentCompactor:
         publish(compacted)
         self._on_step("publish")
         self._log.remove_files([segment])
-        return segment.rows - left
+        return segment.rows - compacted.rows
 
-    def _groups(self, segment: Segment) -> Iterator[pyarrow.Table]:
+    def row_groups(self, segment: Segment) -> Iterator[pyarrow.Table]:
+        """All columns of a segment."""
         arrow = import_pyarrow()
         names = [*EVENT_COLUMNS, *FRAME_COLUMNS]
         for batch in self._log.segment_reader.batches(segment, segment.first, segment.end, names):

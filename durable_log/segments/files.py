@@ -294,6 +294,10 @@ class SegmentReader:
             for portion in range(rows.portion_at(offset), rows.portions):
                 yield from (one for one in self._frames(segment, group, rows, portion) if one.end > offset)
 
+    def topics(self, segment: Segment) -> set[str]:
+        """The topics of which the segment has events."""
+        return {topic for _, topic in self._open(segment).streams}
+
     def stream_ranges(self, segment: Segment, guid: bytes, topic: str) -> list[tuple[int, int, int]]:
         """``(first, last, row group)`` of what the segment has of a stream."""
         found = self._open(segment).streams.get((guid, topic), ())

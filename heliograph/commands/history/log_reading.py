@@ -11,7 +11,7 @@ from heliograph import exits, options
 from heliograph.opening.logs import opened_log
 from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
 from heliograph.units import Moment, duration_text
-from pubsub_api.core.topics import FilterSet
+from pubsub_api.core.topics import FilterSet, matches
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def add_info(parser: argparse.ArgumentParser) -> None:
 
 
 def run_info(args: argparse.Namespace, output: Output) -> int:
+    from durable_log.segments.topic_retention import TopicAges
     from shared_subscriptions import groups
 
     with opened(args) as log:
@@ -78,13 +79,16 @@ def run_info(args: argparse.Namespace, output: Output) -> int:
         streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
         views = [groups.show(log, name, offsets_max=_LISTED_OFFSETS_MAX) for name in groups.names(log)]
         age_s, settings = _age_s(log, states, segments), log.conf["log"]
-        retention = {"age_s": settings.retention_age, "bytes": settings.retention_bytes}
+        retention = {"age_s": settings.retention_age, "topics": settings.retention_topics,
+                     "bytes": settings.retention_bytes}  # fmt: skip
+        ages = TopicAges(settings.retention_topics, settings.retention_age)
     sealed = dict.fromkeys(range(len(states)), 0)
     for segment in segments:
         sealed[segment.shard] += segment.bytes
     shards = [state._asdict() | {"sealed_bytes": sealed[state.shard]} for state in states]
     size = sum(state.bytes for state in states) + sum(sealed.values())
-    consumers = [_consumer(view, retention["age_s"]) for view in views]
+    topics = {stream.topic for _, stream in streams}
+    consumers = [_consumer(view, [ages.of(one) for one in topics if matches(view.topic_filter, one)]) for view in views]
     if output.is_json:
         stream_rows = [{"shard": shard, **stream._asdict(), "guid": stream.guid.hex()} for shard, stream in streams]
         output.record({
@@ -123,10 +127,11 @@ def _age_s(log: LogApi, states: Sequence[ShardState], segments: Sequence[Segment
     return max(0.0, (log.now_ns() - min(oldest.values())) / 1e9) if oldest else None
 
 
-def _consumer(view: GroupView, retention_s: float) -> dict[str, Any]:
-    """What a group has not done, and how long it will still be there."""
+def _consumer(view: GroupView, ages_s: Sequence[float]) -> dict[str, Any]:
+    """What a group has not done, and how long it will still be there, given how long its topics are kept."""
     oldest_s = max((one.oldest_s for one in view.streams if one.oldest_s is not None), default=None)
-    left_s = retention_s - oldest_s if retention_s and oldest_s is not None else None
+    retention_s = min(filter(None, ages_s), default=None)
+    left_s = None if oldest_s is None or retention_s is None else retention_s - oldest_s
     return {
         "name": view.name, "lag": view.lag, "is_lag_exact": view.is_lag_exact, "oldest_s": oldest_s, "left_s": left_s,
         "expired": view.expired,
@@ -151,6 +156,7 @@ def _print_shards(output: Output, shards: Sequence[dict[str, int]]) -> None:
 def _print_retention(output: Output, size: int, age_s: float | None, retention: dict[str, Any]) -> None:
     age = "" if age_s is None else f", the oldest event is {duration_text(age_s)} old"
     limits = [f"after {duration_text(retention['age_s'])}"] if retention["age_s"] else []
+    limits += [f"by topic ({', '.join(retention['topics'])})"] if retention["topics"] else []
     limits += [f"beyond {counted(retention['bytes'], 'byte')}"] if retention["bytes"] else []
     said = f"dropped {' and '.join(limits)}" if limits else "nothing is dropped"
     output.line(f"{counted(size, 'byte')}{age}; retention as configured here: {said}")

@@ -124,7 +124,9 @@ def test_info_tells_size_age_retention_and_lag(url: str, capsys: pytest.CaptureF
     assert 0 <= group["oldest_s"] <= found["age_s"] + 60
     assert group["left_s"] == 86_400 - group["oldest_s"]
     assert found["bytes"] == sum(one["bytes"] + one["sealed_bytes"] for one in found["shards"]) > 0
-    assert found["retention"] == {"age_s": 86_400.0, "bytes": 0}
+    assert found["retention"] == {"age_s": 86_400.0, "topics": [], "bytes": 0}
+    [found] = answer(capsys, "info", "--log", f"{url}&retention_age=86400&retention_topics=tenant-7/%23=3600")
+    assert 0 < found["groups"][0]["left_s"] <= 3600
     assert main(["log", "info", "--log", f"{url}&retention_age=86400&retention_bytes=1000000"]) == exits.OK
     shown = capsys.readouterr().out
     assert "dropped after 1d and beyond 1,000,000 bytes" in shown

@@ -150,3 +150,21 @@ def test_a_sealed_segment_can_be_imported(url: str, tmp_path: pathlib.Path, caps
     copy = f"sqlite://{tmp_path}/copy.db?shards=3"
     assert answer(capsys, "import", segment.path, "--log", copy)["events"] == segment.rows
     assert content(copy)[segment.shard] == [one for one in content(url)[segment.shard] if one[0] < segment.end]
+
+
+def test_a_log_gets_more_shards_by_way_of_a_file(
+    url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, wider = tmp_path / "events.parquet", f"sqlite://{tmp_path}/wider.db?shards=8"
+    answer(capsys, "export", str(file), "--log", url)
+    answer(capsys, "import", str(file), "--log", wider)
+
+    def by_topic(place: str) -> dict[str, list[tuple[int, int, bytes]]]:
+        found: dict[str, list[tuple[int, int, bytes]]] = {}
+        with contextlib.closing(durable_log.open(place)) as log:
+            for shard in range(log.shards):
+                for one in read_frames(log, shard):
+                    found.setdefault(one.header().topic, []).append((one.count, one.skipped, one.frame))
+        return found
+
+    assert by_topic(wider) == by_topic(url)
