@@ -208,7 +208,7 @@ class SqlitePool:
     def _open_known(self, file: _File) -> sqlite3.Connection:
         for member in GATE.members():
             if isinstance(member, SqlitePool):
-                member._check_log(file)
+                member._check_log(file[:2], self._find)
         connection = self.open()
         try:
             found = self._find()
@@ -220,10 +220,14 @@ class SqlitePool:
         self._known[connection] = found
         return connection
 
-    def _check_log(self, file: _File) -> None:
-        """Raises _LogRemoved when a connection has another write-ahead log open for the file that is there now."""
-        for *place, log in list(self._known.values()):
-            if log and tuple(place) == file[:2] and log != file[2]:
+    def _check_log(self, place: tuple[int, int], find: Callable[[], _File]) -> None:
+        """Raises _LogRemoved when a connection has another write-ahead log open for the file than is there now.
+
+        Other threads open connections, which makes a log, and close them, which may remove it.  So it is looked for
+        after the connection was found, and the connection must still be open then.
+        """
+        for connection, (*opened, log) in list(self._known.items()):
+            if log and tuple(opened) == place and find()[2] != log and connection in self._known:
                 raise _LogRemoved("the write-ahead log was removed while it was used")
 
     def _give_back(self, connection: sqlite3.Connection) -> None:

@@ -56,9 +56,9 @@ class RedisLog(SegmentedLog):
         super().__init__(conf, url)
         self._limits = conf[log_config.GROUP]
         self._options = conf[GROUP]
-        self._prefix: str = self._options.key_prefix
         self._lineage = Lineage("")
         self._server = RedisLogServer(url, self._options, self._limits)
+        self._prefix = self._server.prefix
         self._appender = Appender(
             self._server, self._prefix, timeout_s=self._limits.operation_timeout,
             ranges_max=log_config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
@@ -205,7 +205,7 @@ class RedisLog(SegmentedLog):
     def list_records(self, prefix: str) -> list[Record]:
         raw = prefix.encode()
         limits = (b"[" + raw, b"[" + raw + b"\xff") if raw else (b"-", b"+")
-        answer = self._script(scripts.LIST_RECORDS, *limits)
+        answer = self._script(scripts.LIST_RECORDS, *limits, changes=False)
         triples = zip(answer[::3], answer[1::3], answer[2::3], strict=True)
         return [Record(name.decode(), value, int(version)) for name, value, version in triples]
 
@@ -276,7 +276,7 @@ class RedisLog(SegmentedLog):
         return int(seconds) * _SECOND_NS + int(microseconds) * 1000
 
     def hot_find(self, shard: int, appended_ns: int) -> int:
-        looked_at, place, *gap_end = self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}")
+        looked_at, place, *gap_end = self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}", changes=False)
         for entry in looked_at:
             if _stored(shard, entry) is None:
                 self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
@@ -355,8 +355,8 @@ class RedisLog(SegmentedLog):
             pass
         return is_done
 
-    def _script(self, source: str, *arguments: bytes | str | int) -> Any:
-        return self._server.script(source, self._prefix, *arguments, self.identity)
+    def _script(self, source: str, *arguments: bytes | str | int, changes: bool = True) -> Any:
+        return self._server.script(source, self._prefix, *arguments, self.identity, changes=changes)
 
     def _transaction(self, commands: Sequence[Sequence[bytes | str | int]]) -> list[Any]:
         """Run commands that see the same moment, and that the log is still the one that was opened."""

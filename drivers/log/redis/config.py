@@ -22,6 +22,9 @@ CONNECTIONS_MAX = 64
 """Connections of a process.  Each thread that waits for more events holds one."""
 WAIT_SLICE_S = 0.25
 """A blocked wait looks this often whether the log was closed."""
+REPLICAS_MIN = 1
+"""Replicas that have every write before it counts as done, where sentinels or a cluster may make one of them the
+master.  With more, one server that is away would stop a log of three."""
 STREAMS_CACHED_MAX = 100_000
 """Streams whose position an appending process remembers, so that it need not ask before it writes."""
 

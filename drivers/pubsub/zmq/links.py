@@ -93,10 +93,8 @@ class SubscriberLinks:
             return
         try:
             command(*arguments)
-        except zmq.ZMQError as error:
-            for link in self._links.values():
-                if link.sub is not None:
-                    self._fail(link, error)
+        except Exception as error:  # noqa: BLE001  this subscriber's alone, told and counted
+            self.fail_all(error)
         for link in self._links.values():
             self._look_at(link)
         self._deadlines_changed()
@@ -155,7 +153,7 @@ class SubscriberLinks:
             if link.deadline is not None and link.deadline <= now:
                 try:
                     self._handle_deadline(link, now)
-                except zmq.ZMQError as error:
+                except Exception as error:  # noqa: BLE001  this link's alone, told and counted
                     self._fail(link, error)
                 self._deadlines_changed()
 
@@ -172,15 +170,19 @@ class SubscriberLinks:
         """Its sockets have been used outside of their handlers."""
         self._loop.watch.look_at(sock.fileno() for sock in link.sockets)
 
-    def _fail(self, link: ZmqLink, error: zmq.ZMQError) -> None:
-        """Its sockets cannot be used: open others."""
-        LOG.error("%s: %s; the link is opened again", link.address, error)
-        link.lost = str(error)
+    def fail_all(self, error: Exception) -> None:
+        """Open all links again: receiving was broken off in the middle of something."""
+        for link in list(self._links.values()):
+            if link.sub is not None:
+                self._fail(link, error)
+
+    def _fail(self, link: ZmqLink, error: Exception) -> None:
+        """Its sockets cannot be used, or something was left half done: open others."""
+        is_expected = isinstance(error, zmq.ZMQError)
+        LOG.error("%s: %r; the link is opened again", link.address, error, exc_info=None if is_expected else error)
+        link.lost = str(error) or repr(error)
         self._remove_sockets(link)
         self._report_drop(link)
-
-    def report_lost(self, reason: str) -> None:
-        self._report(Disconnected(link.address, reason) for link in self._links.values() if link.is_up)
 
     def _open(self, link: ZmqLink) -> None:
         if not endpoints.host_name(link.address):
@@ -242,7 +244,7 @@ class SubscriberLinks:
     def _on_data(self, link: ZmqLink) -> bool:
         try:
             is_more = self._read_burst(link)
-        except zmq.ZMQError as error:
+        except Exception as error:  # noqa: BLE001  this link's alone, told and counted
             self._fail(link, error)
             return False
         if link.lost is not None:
@@ -256,7 +258,7 @@ class SubscriberLinks:
             link.read_monitor(time.monotonic())
             self._deadlines_changed()
             self._drop_if_lost(link)
-        except zmq.ZMQError as error:
+        except Exception as error:  # noqa: BLE001  this link's alone, told and counted
             self._fail(link, error)
         return False
 
@@ -273,7 +275,7 @@ class SubscriberLinks:
                     LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
         except zmq.Again:
             is_more = False
-        except zmq.ZMQError as error:
+        except Exception as error:  # noqa: BLE001  this link's alone, told and counted
             self._fail(link, error)
             return False
         if self._frames:

@@ -27,7 +27,7 @@ import zmq
 from heliograph_drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
 from heliograph_drivers.pubsub.zmq.endpoints import Socket
 from heliograph_drivers.pubsub.zmq.watch import DescriptorWatch
-from pubsub_api.driver_kit import ReplaceableThread, Waker
+from pubsub_api.driver_kit import Backoff, ReplaceableThread, Waker
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
 
@@ -38,6 +38,8 @@ LOG = logging.getLogger(__name__)
 
 _SOCKETS_MAX = 32_768
 """Sockets in a context.  A link has up to four, one of them hidden; the default would end at 255 links."""
+_RETRY_S, _RETRY_MAX_S = 0.01, 1.0
+"""The pauses before receiving begins anew, after something that no link was the cause of."""
 
 
 class ReceiveLoop:
@@ -123,17 +125,31 @@ class ReceiveLoop:
     # -- the thread
 
     def _run(self) -> None:
+        backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         try:
             while not self._is_stopping:
-                if self._turn():
-                    return
-        except Exception:
-            LOG.exception("receiving has stopped")
-            for member in list(self._members):
-                member.report_lost("receiving has stopped")
+                try:
+                    if self._turn():
+                        return
+                except Exception as error:
+                    LOG.exception("receiving was broken off; all links of the process are opened again")
+                    if not self._thread.is_owner:
+                        return
+                    self._begin_anew(error, backoff.next_s())
+                else:
+                    backoff.reset()
         finally:
             if self._thread.is_owner:
                 self._release()
+
+    def _begin_anew(self, error: Exception, pause_s: float) -> None:
+        """A member handles what goes wrong with its links.  What comes here is of no member, so all begin anew."""
+        time.sleep(pause_s)  # what fails at once each time must not take a whole core
+        self.filled = None
+        self._deadline = None
+        self._waker.wake()  # commands may have been left
+        for member in list(self._members):
+            member.fail_all(error)
 
     def _release(self) -> None:
         self._is_stopping = True

@@ -86,12 +86,20 @@ def test_changes_can_be_iterated(world: World) -> None:
 
 def test_iterating_ends_when_the_cache_is_closed(world: World) -> None:
     cache = world.cache()
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-    thread = threading.Thread(target=lambda: ended.put(len(list(cache.changes()))))
+    seen: queue.SimpleQueue[CacheChange | None] = queue.SimpleQueue()
+
+    def iterate() -> None:
+        for change in cache.changes():
+            seen.put(change)
+        seen.put(None)
+
+    thread = threading.Thread(target=iterate)
     thread.start()
+    assert seen.get(timeout=WAIT_S) is not None
     cache.close()
     thread.join(WAIT_S)
-    assert ended.get(timeout=WAIT_S) >= 1
+    while seen.get(timeout=WAIT_S) is not None:
+        """Changes that came before the end."""
     with pytest.raises(Closed):
         cache.get("port", "p1")
     cache.close()

@@ -28,7 +28,8 @@ PRODUCT = (*LIBRARIES, "heliograph")
 
 SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
-GENERATED = {pathlib.Path("etc/heliograph.conf"), pathlib.Path("docs/modules.md")}
+UNLIMITED = {pathlib.Path(name) for name in ("etc/heliograph.conf", "docs/modules.md", "CHANGELOG.md")}
+"""Generated, or longer with every release."""
 
 # Spelt with character classes, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|X{3})\b")
@@ -81,7 +82,7 @@ def matching_lines(pattern: re.Pattern[str]) -> list[str]:
 
 
 def test_files_are_short_enough_to_read() -> None:
-    sizes = {path: len((ROOT / path).read_text().splitlines()) for path in text_files() if path not in GENERATED}
+    sizes = {path: len((ROOT / path).read_text().splitlines()) for path in text_files() if path not in UNLIMITED}
     assert {path: lines for path, lines in sizes.items() if lines > _lines_max(path)} == {}
 
 

@@ -20,6 +20,8 @@ from heliograph_drivers.db.etcd.wire.messages import JSON, Codec
 _PORTION = 32 * 1024
 """Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
 _HEADER_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 256 * 1024 * 1024
+"""Of one answer, or one line of a stream.  A page of a snapshot is far smaller: what is larger is no answer of etcd."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -192,14 +194,16 @@ class HttpConnection(EtcdConnection):
     def read_body(self, answer: EtcdAnswer, deadline: float) -> bytes:
         """All of it."""
         if answer.is_chunked:
-            chunks = []
+            whole = bytearray()
             while chunk := self._chunk(deadline):
-                chunks.append(chunk)
+                whole += chunk
+                _check_size(len(whole))
                 check_time(deadline)
-            body = b"".join(chunks)
+            body = bytes(whole)
         elif answer.length is None:
             raise ValueError("the answer does not say how long it is")
         else:
+            _check_size(answer.length)
             body = self._exactly(answer.length, deadline)
         self.is_kept = True
         if answer.is_last:
@@ -211,6 +215,7 @@ class HttpConnection(EtcdConnection):
         what is there already.  Raises ConnectionResetError when the server ends it."""
         while (end := self._lines.find(b"\n", self._searched)) < 0:
             self._searched = len(self._lines)
+            _check_size(self._searched)
             chunk = self._chunk(deadline)
             if not chunk:
                 raise ConnectionResetError("the server has ended the watch")
@@ -241,6 +246,7 @@ class HttpConnection(EtcdConnection):
         """The next chunk of a body, nothing at its end."""
         if self._chunk_size is None:
             self._chunk_size = int(self._until(b"\r\n", _HEADER_MAX, deadline).partition(b";")[0], 16)
+            _check_size(self._chunk_size)
         if self._chunk_size == 0:
             while self._until(b"\r\n", _HEADER_MAX, deadline):
                 """Headers that follow the body."""
@@ -249,6 +255,12 @@ class HttpConnection(EtcdConnection):
         chunk = self._exactly(self._chunk_size + 2, deadline)[:-2]
         self._chunk_size = None
         return chunk
+
+
+def _check_size(count: int) -> None:
+    """Raises ValueError: a server that never stops must not take all memory."""
+    if not 0 <= count <= ANSWER_BYTES_MAX:
+        raise ValueError(f"the answer has {count} bytes, which no answer of etcd has")
 
 
 def check_time(deadline: float) -> None:

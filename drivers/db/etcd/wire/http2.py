@@ -20,7 +20,7 @@ import msgspec
 
 from heliograph_drivers.db.etcd.config import EtcdEndpoint
 from heliograph_drivers.db.etcd.wire.hpack import read_headers
-from heliograph_drivers.db.etcd.wire.http1 import EtcdAnswer, EtcdConnection, check_time
+from heliograph_drivers.db.etcd.wire.http1 import ANSWER_BYTES_MAX, EtcdAnswer, EtcdConnection, check_time
 from heliograph_drivers.db.etcd.wire.protobuf import PROTOBUF
 
 ALPN = "h2"
@@ -48,8 +48,6 @@ _STREAM_MAX = 2**31 - 3
 _PREFIX_BYTES = 5
 """Before a message: whether it is compressed, and its length."""
 _BLOCKS_MAX = 32
-_ANSWER_BYTES_MAX = 256 * 1024 * 1024
-"""A transaction answers with some 40 objects at most, none of which may be larger than a request."""
 _HEADERS_BYTES_MAX = 64 * 1024
 _ASIDE_BYTES_MAX = 64 * 1024
 """What a server may say to an idle connection, and what it is to be told of with the next call."""
@@ -191,7 +189,7 @@ class GrpcConnection(EtcdConnection):
                 headers |= self._read_block(flags, payload)
             elif kind == _RST_STREAM:
                 raise ConnectionResetError(f"the server has given up the call, code {int.from_bytes(payload, 'big')}")
-            if len(body) > _ANSWER_BYTES_MAX or header_bytes > _HEADERS_BYTES_MAX:
+            if len(body) > ANSWER_BYTES_MAX or header_bytes > _HEADERS_BYTES_MAX:
                 raise ValueError("the answer is too large")
             if flags & _END_STREAM and kind in (_DATA, _HEADERS):
                 return _as_answer(headers, bytes(body))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from heliograph_drivers.db.etcd.config import EtcdEndpoint
+from heliograph_drivers.db.etcd.wire import http1
 from heliograph_drivers.db.etcd.wire.http1 import HttpConnection
 from tests.helpers.waiting import wait_until
 
@@ -108,6 +109,40 @@ def test_what_is_no_answer_is_refused(server: Server, text: bytes) -> None:
     writing = server.answer(text, 65536)
     with pytest.raises(ValueError, match="answer|invalid literal"):
         server.connection.read_body(server.connection.send("kv/range", b"{}", "", soon()), soon())
+    writing.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + b"Content-Length: 99999999999\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        ENDLESS + b"fffffffffff\r\n",
+        ENDLESS + b"-1\r\n",
+        ENDLESS + 20 * (b"a\r\n0123456789\r\n"),
+    ],
+    ids=["length", "negative", "chunk", "negative-chunk", "chunks"],
+)
+def test_what_is_too_large_is_refused_before_it_is_read(
+    server: Server, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1, "ANSWER_BYTES_MAX", 100)
+    writing = server.answer(text, 65536)
+    with pytest.raises(ValueError, match="which no answer of etcd has"):
+        server.connection.read_body(server.connection.send("kv/range", b"{}", "", soon()), soon())
+    writing.join()
+
+
+def test_a_line_without_an_end_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "ANSWER_BYTES_MAX", 100)
+    writing = server.answer(ENDLESS + 20 * (b"a\r\n0123456789\r\n"), 65536)
+    server.connection.send("watch", b"{}", "", soon())
+    with pytest.raises(ValueError, match="which no answer of etcd has"):
+        server.connection.read_line(soon())
     writing.join()
 
 

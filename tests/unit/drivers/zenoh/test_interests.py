@@ -66,12 +66,12 @@ def test_filters_that_have_nothing_in_common_are_everything(size: int) -> None:
     assert link.changes <= DECLARED_MAX + 2
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_comes_and_goes_is_covered(seed: int) -> None:
     draw = random.Random(seed)
     link = Declared()
     link.add("$control")
-    for _ in range(1000):
+    for _ in range(400):
         levels = [str(draw.randrange(BROAD_MAX)) for _ in range(draw.randint(1, 3))]
         name = "/".join(levels) + draw.choice(("", "", "", "/#", "/+"))
         if name in link.wanted:
