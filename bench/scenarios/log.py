@@ -44,7 +44,7 @@ class Rates:
     def add(self, name: str, count: int, work: Callable[[], object]) -> None:
         start, cpu_start = time.perf_counter(), time.process_time()
         work()
-        self.cpu_rounds.setdefault(name, []).append(count / (time.process_time() - cpu_start))
+        self.cpu_rounds.setdefault(name, []).append(count / max(time.process_time() - cpu_start, 1e-9))
         self.rounds.setdefault(name, []).append(count / (time.perf_counter() - start))
 
     def ratio(self, ours: str, theirs: str) -> float:
