@@ -2,9 +2,9 @@
 
 The columns of a sealed segment are those of `EVENT_COLUMNS`, one row per event, and those of `FRAME_COLUMNS`, which are
 set in the first row of each frame and null in the others.  From both together `durable_log.segments.rebuilding` makes
-the frame again, byte for byte.  Where that is not possible, ``frame`` has the original: of a frame that another program
-encoded otherwise, of one that is stored in part, and of one whose events cannot be decoded.  What cannot be decoded is
-null in all columns that come from the body.
+the frame again, byte for byte.  Where that is not possible, ``frame`` has the original: of a frame with headers, of one
+that another program encoded otherwise, of one that is stored in part, and of one whose events cannot be decoded.  What
+cannot be decoded is null in all columns that come from the body.
 
 Nothing is imported from pyarrow until it is needed: a log works without it.
 """
@@ -21,7 +21,7 @@ import msgspec
 from durable_log.log_api import StoredFrame
 from durable_log.segments.rebuilding import MAC_MARK, encode_events, pack_frame
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import VERSION_MAX, Action
+from pubsub_api.core.events import VERSION_MAX, Action, pack_body
 from pubsub_api.core.frame import Flag, Header
 from pubsub_api.errors import DriverDependencyMissing
 
@@ -63,6 +63,7 @@ _UNDECODABLE = _Row(*[None] * 6)  # type: ignore[arg-type]
 """In the place of an event that cannot be decoded."""
 
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -179,6 +180,15 @@ def _boundaries(
         else:
             yield one.count, header.after, min(header.timestamp, VERSION_MAX), header.flags, None, one.frame
         start += one.count
+
+
+def events_of_frame(frame: bytes, first: int, count: int, *, after: int) -> bytes:
+    """A frame of ``count`` events of an unsigned one, from number ``first`` on, each as it stands there."""
+    header = frames.unpack(frame, bytes_max=len(frame))
+    skipped = first - header.first
+    events = _split(frames.body(frame, header))[skipped : skipped + count]
+    body = pack_body([bytes(event) for event in events])
+    return pack_frame(header.guid, header.topic, body, first, after, count, header.timestamp, header.flags, None)
 
 
 def _encode_without_length(items: Sequence[object]) -> memoryview:

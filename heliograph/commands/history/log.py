@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.commands.history.log_files import add_export, add_import, run_export, run_import
@@ -28,6 +28,7 @@ from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
 
 if TYPE_CHECKING:
+    from durable_log import LogApi, Segment
     from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
@@ -145,24 +146,31 @@ def _record(args: argparse.Namespace, output: Output) -> int:
 
 
 def _seal(args: argparse.Namespace, output: Output) -> int:
-    from durable_log import Segment
+    with opened(args) as log, progress_of("events") as on_progress:
+        record, line = seal(log, shards_of(args, log), on_progress=on_progress)
+    output.result(record, line)
+    return exits.OK
+
+
+def seal(
+    log: LogApi, shards: Iterable[int], *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> tuple[dict[str, Any], str]:
+    """Seal now what is not sealed.  What was done, for scripts and for people.  Raises UsageError, LogError."""
     from durable_log.segments.sealing import Sealer
 
-    with opened(args) as log, progress_of("events") as on_progress:
-        sealer, made = Sealer(segmented(log)), list[Segment]()
-        orphans = sealer.clean()
-        states = log.state()
-        waiting = {shard: states[shard].end - states[shard].sealed for shard in shards_of(args, log)}
-        for shard in waiting:
-            made += sealer.seal(shard)
-            on_progress(sum(one.rows for one in made), sum(waiting.values()))
+    sealer, made = Sealer(segmented(log)), list["Segment"]()
+    orphans = sealer.clean()
+    states = log.state()
+    waiting = {shard: states[shard].end - states[shard].sealed for shard in shards}
+    for shard in waiting:
+        made += sealer.seal(shard)
+        on_progress(sum(one.rows for one in made), sum(waiting.values()))
     events = sum(segment.rows for segment in made)
-    output.result(
+    return (
         {"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)},
         f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
         f"removed {counted(len(orphans), 'orphan')}",
     )
-    return exits.OK
 
 
 def _trim(args: argparse.Namespace, output: Output) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.opening.logs import opened_log
-from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
+from heliograph.output import Output, clock_text, compact, counted, event_record, note_empty
 from heliograph.units import Moment, duration_text
 from pubsub_api.core.topics import FilterSet, matches
 from pubsub_api.errors import UsageError
@@ -217,10 +217,9 @@ class _Wanted:
             if offset < first or (self._key is not None and event.key != self._key):
                 continue
             record = {
-                "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
-                "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
-                "action": event.action, "value": Payload(event.value), "version": event.version,
-                "timestamp": str(event.timestamp), "appended_ns": str(stored.appended_ns),
+                "shard": stored.shard, "offset": offset, "guid": header.guid.hex(),
+                "number": header.first + stored.skipped + position, "appended_ns": str(stored.appended_ns),
+                **event_record(event),
             }  # fmt: skip
             what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
             yield record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}"

@@ -101,7 +101,7 @@ def test_compaction_of_more_objects_takes_no_more_memory(open_log: Open, monkeyp
     monkeypatch.setattr("durable_log.segments.newest_events.BUCKET_EVENTS", 1000)
     peaks = []
     for count in (5_000, 20_000):
-        log, source = open_log(count, compact_topics=TOPIC, segment_events=2500), Source()
+        log, source = open_log(count, compact_topics=TOPIC, seal_events=500), Source()
         for first in range(1, count + 1, 2500):
             rows = [(f"object-{number}", "set", number) for number in range(first, first + 2500)]
             log.append([version_frame(source, first, *rows)])

@@ -29,6 +29,7 @@ def odd_frames() -> list[bytes]:
     which a part is known already."""
     events = [Event(topic="t/odd", table="x", key=f"k/{i}", action="set", value=value, version=2**62 + i)
               for i, value in enumerate(VALUES)]  # fmt: skip
+    events[3].headers = {"trace": "1"}
     body = pack_body([encode_event(event, 2**60 + 1) for event in events])
     other = b"\x91" + msgspec.msgpack.encode(["x", "short", "set", msgspec.msgpack.Ext(5, b"ext")])
     guid, topic = bytes(range(16)), "t/odd"
