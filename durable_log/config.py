@@ -29,6 +29,10 @@ OPTIONS: Sequence[cfg.Opt] = (
             "What was appended longer ago is dropped, whole frames and segments at a time. 0: never."),
     size("retention_bytes", 0, "The oldest is dropped while the log is larger than this, segments and what is not "
          "sealed together. 0: never.", low=0, high=2**60),
+    cfg.ListOpt("retention_topics", default=[],
+                help="FILTER=SECONDS, as in audit/#=31536000: how long what is sealed of these topics is kept, in "
+                     "place of retention_age. The first filter that matches holds. 0: for ever, as far as "
+                     "retention_bytes allows."),
     *advanced(
         cfg.ListOpt("compact_topics", default=[],
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
@@ -61,8 +65,6 @@ OBJECT_CACHE_BYTES = 256 * MIB
 temporary files."""
 STREAM_FORGET_AGE_S = 30 * DAY_S
 """A stream that was idle this long is forgotten.  Should its frames be appended again, they are stored again."""
-COMPACT_OBJECTS_MAX = 5_000_000
-"""Objects of a shard that compaction keeps in memory, about 1 GB.  A shard with more is not compacted."""
 
 
 def frame_bytes_max(conf: cfg.ConfigOpts) -> int:

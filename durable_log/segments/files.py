@@ -24,7 +24,9 @@ import msgspec
 from durable_log.errors import LogError
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segments import columns
-from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow, stored_frames
+from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
+from durable_log.segments.group_cache import GroupCache
+from durable_log.segments.rebuilding import FEW_VALUES, FrameRows
 from durable_log.segments.store import FoundSegment, SegmentName, SegmentStore, corrupt, digest
 
 if TYPE_CHECKING:
@@ -220,30 +222,39 @@ class SegmentReader:
     def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int, opened_max: int = 256) -> None:
         """``store`` is called when something is read: a log that has nothing sealed may have no place for it."""
         self._store = store
-        self._cache_bytes_max = cache_bytes_max
         self._opened_max = opened_max
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[str, _Opened] = collections.OrderedDict()
-        self._groups: collections.OrderedDict[tuple[str, int], list[StoredFrame]] = collections.OrderedDict()
-        self._cached_bytes = 0
+        self._groups = GroupCache(bytes_max=cache_bytes_max)
 
     def frames(self, segment: Segment, offset: int) -> Iterator[StoredFrame]:
         """Frames from the one that covers ``offset`` on; the next one when compaction has removed it."""
         offsets = self._open(segment).index.offsets
         for group in range(max(0, bisect.bisect_right(offsets, offset) - 1), len(offsets)):
-            yield from (one for one in self._frames_of_group(segment, group) if one.end > offset)
+            rows = self._rows(segment, group)
+            for portion in range(rows.portion_at(offset), rows.portions):
+                yield from (one for one in self._frames(segment, group, rows, portion) if one.end > offset)
+
+    def topics(self, segment: Segment) -> set[str]:
+        """The topics of which the segment has events."""
+        return {topic for _, topic in self._open(segment).streams}
 
     def stream_ranges(self, segment: Segment, guid: bytes, topic: str) -> list[tuple[int, int, int]]:
         """``(first, last, row group)`` of what the segment has of a stream."""
         found = self._open(segment).streams.get((guid, topic), ())
         return [(one.first, one.last, one.group) for one in found]
 
-    def stream_frames(self, segment: Segment, group: int, guid: bytes, topic: str) -> list[tuple[int, StoredFrame]]:
-        """The frames of a stream in a row group, each with the number of its first event that counts."""
-        headers = ((one, one.header()) for one in self._frames_of_group(segment, group))
-        return [
-            (header.first + one.skipped, one) for one, header in headers if (header.guid, header.topic) == (guid, topic)
-        ]
+    def stream_frames(
+        self, segment: Segment, group: int, guid: bytes, topic: str, first: int, last: int
+    ) -> list[tuple[int, StoredFrame]]:
+        """The frames that have any of these numbers of a stream in a row group, each with the number of its first event
+        that counts."""
+        rows = self._rows(segment, group)
+        frames = [one for portion in rows.portions_of(guid, topic, first, last)
+                  for one in self._frames(segment, group, rows, portion)]  # fmt: skip
+        numbered = [(header.first + one.skipped, one) for one in frames
+                    if ((header := one.header()).guid, header.topic) == (guid, topic)]  # fmt: skip
+        return [(number, one) for number, one in numbered if number <= last and number + one.count > first]
 
     def find(self, segment: Segment, appended_ns: int) -> int:
         """The first offset appended at or after a time; the end of the segment when there is none."""
@@ -279,8 +290,7 @@ class SegmentReader:
         """Drop what is remembered of a file, because it is gone or another has its place."""
         with self._lock:
             self._opened.pop(segment.path, None)
-            for key in [key for key in self._groups if key[0] == segment.path]:
-                self._uncache(key)
+        self._groups.forget(segment.path)
 
     def _open(self, segment: Segment) -> _Opened:
         with self._lock:
@@ -300,37 +310,28 @@ class SegmentReader:
                 self._opened.popitem(last=False)
         return opened
 
-    def _read_group(self, segment: Segment, group: int, names: Sequence[str] | None = None) -> pyarrow.Table:
+    def _read_group(
+        self, segment: Segment, group: int, names: Sequence[str] | None = None, *, dictionaries: Sequence[str] = ()
+    ) -> pyarrow.Table:
         opened = self._open(segment)
         with _translated(segment), self._store().opened(segment) as path:
-            file = import_pyarrow().parquet.ParquetFile(path, metadata=opened.metadata, page_checksum_verification=True)
+            file = import_pyarrow().parquet.ParquetFile(
+                path, metadata=opened.metadata, page_checksum_verification=True, read_dictionary=dictionaries
+            )
             with file:
                 return file.read_row_group(group, columns=names, use_threads=False)
 
-    def _frames_of_group(self, segment: Segment, group: int) -> list[StoredFrame]:
-        key = (segment.path, group)
-        with self._lock:
-            cached = self._groups.get(key)
-            if cached is not None:
-                self._groups.move_to_end(key)
-                return cached
-        table = self._read_group(segment, group)
+    def _rows(self, segment: Segment, group: int) -> FrameRows:
+        def read() -> FrameRows:
+            table = self._read_group(segment, group, dictionaries=FEW_VALUES)
+            with _translated(segment):
+                return FrameRows(table)
+
+        return self._groups.rows((segment.path, group), read)
+
+    def _frames(self, segment: Segment, group: int, rows: FrameRows, portion: int) -> list[StoredFrame]:
         with _translated(segment):
-            found = list(stored_frames(table))
-        with self._lock:
-            if key not in self._groups:
-                self._groups[key] = found
-                self._cached_bytes += _size(found)
-            while self._cached_bytes > self._cache_bytes_max and len(self._groups) > 1:
-                self._uncache(next(iter(self._groups)))
-        return found
-
-    def _uncache(self, key: tuple[str, int]) -> None:
-        self._cached_bytes -= _size(self._groups.pop(key))
-
-
-def _size(frames: Iterable[StoredFrame]) -> int:
-    return sum(len(one.frame) for one in frames)
+            return self._groups.frames((segment.path, group), rows, portion)
 
 
 @contextlib.contextmanager

@@ -365,8 +365,7 @@ class SegmentedLog(LogApi):
         for _, segment, group in sorted(places, key=operator.itemgetter(0)):
             if size > bytes_max:
                 break
-            frames = reader.stream_frames(segment, group, guid, topic)
-            some = [(number, one) for number, one in frames if number <= last and number + one.count > first]
+            some = reader.stream_frames(segment, group, guid, topic, first, last)
             size += sum(len(one.frame) for _, one in some)
             found += some
         return found

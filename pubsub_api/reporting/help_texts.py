@@ -391,6 +391,7 @@ HELP: dict[str, dict[str, str]] = {
         "sealed_segments": "Of a maintenance of a log: segments written.",
         "sealed_events": "Of a maintenance of a log: events in them.",
         "dropped_by_age": "Of a maintenance of a log: offsets dropped because of retention_age.",
+        "dropped_by_topic": "Of a maintenance of a log: events dropped because of retention_topics.",
         "dropped_by_bytes": "Of a maintenance of a log: offsets dropped because of retention_bytes.",
         "compacted_segments": "Of a maintenance of a log: segments written anew without what compaction removed.",
         "compacted_events": "Of a maintenance of a log: events that compaction removed.",

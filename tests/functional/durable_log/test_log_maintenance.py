@@ -265,18 +265,6 @@ def test_compaction_leaves_other_topics_and_signed_frames_alone(open_log: Open) 
     assert maintainer.statistics.compacted_segments == 0
 
 
-def test_more_objects_than_allowed_are_not_compacted(
-    open_log: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("durable_log.config.COMPACT_OBJECTS_MAX", 2)
-    log, source = open_log(compact_topics=TOPIC), Source()
-    log.append([version_frame(source, 1, ("a", "set", 1), ("b", "set", 2), ("c", "set", 3), ("a", "set", 4))])
-    with Maintainer(log) as maintainer:
-        maintainer.run_once(time.time_ns() + HOUR_NS)
-    assert len(objects(log)) == 4
-    assert "more than 2 objects" in caplog.text
-
-
 def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("durable_log.config.MAINTENANCE_INTERVAL_S", 0.05)
     log = open_log(seal_events=1)
