@@ -64,15 +64,15 @@ class Spans:
         """
         send_event, send_events = publisher.send_event, publisher.send_events
 
-        def traced_event(event: Event) -> Any:
+        def traced_event(event: Event, **options: Any) -> Any:
             with self._publish((event,)) as (traced,):
-                return send_event(traced)
+                return send_event(traced, **options)
 
-        def traced_events(events: Iterable[Event]) -> Any:
+        def traced_events(events: Iterable[Event], **options: Any) -> Any:
             if not has_batches or not events or not isinstance(events, list | tuple):
-                return send_events(events)  # which sends each of them by the other method
+                return send_events(events, **options)  # which sends each of them by the other method
             with self._publish(events) as traced:
-                return send_events(traced)
+                return send_events(traced, **options)
 
         vars(publisher).update(send_event=traced_event, send_events=traced_events)
 
