@@ -124,6 +124,7 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("spark_live", "growth", "zmq", "growth of that lag over the run, per minute", "<=", 50.0, "ms"),
     ("spark_live", "missing", "zmq", "events that did not become a row, or became two", "<=", 0.0, ""),
     ("spark_memory", "peak", "zmq", "memory of the JVM, of which 4 GB are the driver's", "<=", 5.0, "GB"),
+    ("spark_memory", "ingest", "zmq", "memory of the Python processes of an ingest, all events hot", "<=", 1.0, "GB"),
     ("spark_memory", "missing", "zmq", "objects missing in the snapshot", "<=", 0.0, ""),
     ("controller", "memory", "", "memory of a copy with two indexes, of a dict of the values", "<=", 1.5, "x"),
     ("controller", "look-up", "", "a look-up in that copy, by key or by index", "<=", 2.0, "us"),

@@ -46,9 +46,9 @@ def measure(plan: Plan, driver: str) -> Outcome:
     count = int(plan.events * SHARE)
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name:
         plan.say(f"writing {count:,} events into a log and sealing them")
-        sealed, hot = _make_log(pathlib.Path(name) / "sealed", count), pathlib.Path(name) / "hot"
+        sealed, hot = make_log(pathlib.Path(name) / "sealed", count), pathlib.Path(name) / "hot"
         _seal(sealed)
-        hot_url = _make_log(hot, int(count * HOT_SHARE))
+        hot_url = make_log(hot, int(count * HOT_SHARE))
         with spark_session.session() as spark:
             times = _Times(plan)
             for number in range(1, plan.rounds + 1):
@@ -94,7 +94,7 @@ class _Times:
 # -- the data
 
 
-def _make_log(directory: pathlib.Path, count: int) -> str:
+def make_log(directory: pathlib.Path, count: int) -> str:
     directory.mkdir()
     url = f"sqlite://{directory}/log.db?shards=4"
     keys = max(1, int(count * KEYS_SHARE))

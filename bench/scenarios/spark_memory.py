@@ -1,7 +1,8 @@
-"""How much memory ``heliograph pipeline compact`` needs, run as a user runs it, with 4 GB for the driver.
+"""How much memory ``heliograph pipeline compact`` and ``ingest`` need, run as users do, with 4 GB for the driver.
 
-Spark belongs to no transport, so this runs under ``zmq`` only.  The table of the lake is written from columns: how
-events get into it is not the question here.  ``--events 5000000`` makes 50 million of them.
+Spark belongs to no transport, so this runs under ``zmq`` only.  The table that is compacted is written from columns:
+how events get into it is not the question there.  ``--events 5000000`` makes 50 million of them; a tenth as many are
+taken in from a log in which all are hot, because those are what tasks in Python read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import msgspec
 
 from bench import events as made
 from bench import spark_session
-from bench.plan import Outcome, Plan
+from bench.plan import Outcome, Plan, Row
+from bench.scenarios.spark import make_log
 from bench.targets import check
 from bench.workers import WorkerFailed
 
@@ -49,14 +51,23 @@ def measure(plan: Plan, driver: str) -> Outcome:
         plan.say(f"compacting {count:,} events with {DRIVER_MEMORY} for the driver")
         started = time.perf_counter()
         objects, peaks = _compact(lake, pathlib.Path(name))
-        seconds = time.perf_counter() - started
-    row = {
-        "case": "compact", "events": count, "objects": objects, "seconds": round(seconds, 1),
-        "driver_memory": DRIVER_MEMORY,
+        rows = [_row("compact", count, time.perf_counter() - started, peaks) | {"objects": objects}]
+        plan.say(f"taking in {plan.events:,} events from the hot tail of a log")
+        url = make_log(pathlib.Path(name, "log"), plan.events)
+        started = time.perf_counter()
+        taken, ingested = _ingest(url, pathlib.Path(name))
+        rows.append(_row("ingest", taken, time.perf_counter() - started, ingested))
+    measured = {
+        "peak": peaks["java"] / 1e9, "missing": float(keys - objects), "ingest": ingested["python"] / 1e9,
+    }  # fmt: skip
+    return Outcome("spark_memory", driver, rows, check("spark_memory", driver, measured))
+
+
+def _row(case: str, events: int, seconds: float, peaks: dict[str, int]) -> Row:
+    return {
+        "case": case, "events": events, "seconds": round(seconds, 1), "driver_memory": DRIVER_MEMORY,
         "peak of the JVM, GB": round(peaks["java"] / 1e9, 2), "peak of Python, GB": round(peaks["python"] / 1e9, 2),
     }  # fmt: skip
-    measured = {"peak": peaks["java"] / 1e9, "missing": float(keys - objects)}
-    return Outcome("spark_memory", driver, [row], check("spark_memory", driver, measured))
 
 
 def _add(lake: pathlib.Path, numbers: range, keys: int) -> None:
@@ -66,6 +77,7 @@ def _add(lake: pathlib.Path, numbers: range, keys: int) -> None:
     import pyarrow as pa
 
     from spark_pipeline.lake import PARTITION
+    from spark_pipeline.schema import LOG
 
     at = numpy.arange(numbers.start, numbers.stop, dtype=numpy.int64)
     names = numpy.char.add("port-", numpy.char.zfill((at * _SCATTER % keys).astype(str), 9))
@@ -81,18 +93,32 @@ def _add(lake: pathlib.Path, numbers: range, keys: int) -> None:
         "topic": topics.take(pa.array(at % TOPICS)), "seq": at // TOPICS + 1, "table": same(made.TABLE, pa.string()),
         "key": pa.array(names), "action": same("set", pa.string()), "value": values.take(pa.array(at % made.POOL)),
         "version": at + 1, "timestamp": now_ns + at, "appended_ns": now_ns + at,
+        LOG: same("bench", pa.string()),
         PARTITION: same(datetime.datetime.now(datetime.timezone.utc).date().isoformat(), pa.string()),
     }  # fmt: skip
     deltalake.write_deltalake(str(lake), pa.table(columns), mode="append", partition_by=[PARTITION])
 
 
 def _compact(lake: pathlib.Path, directory: pathlib.Path) -> tuple[int, dict[str, int]]:
-    """Run the command; how many objects it found, and the most memory its processes had at once."""
+    """How many objects it found, and the most memory its processes had at once."""
+    out = str(directory / "snapshot")
+    said, peaks = _run_job(directory, "compact", "--lake", str(lake), "--out", out)
+    return int(said[-1]["objects"]), peaks
+
+
+def _ingest(url: str, directory: pathlib.Path) -> tuple[int, dict[str, int]]:
+    """How many events it took in, and the most memory its processes had at once."""
+    said, peaks = _run_job(directory, "ingest", "--log", url, "--lake", str(directory / "taken-in"))
+    return sum(int(one["events"]) for one in said), peaks
+
+
+def _run_job(directory: pathlib.Path, job: str, *arguments: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Run a command; what it said, and the most memory its processes had at once."""
     config = directory / "spark.conf"
     config.write_text(f"[spark]\ndriver_memory = {DRIVER_MEMORY}\noptions = spark.local.dir:{directory}\n")
     command = [
-        sys.executable, "-m", "heliograph", "pipeline", "compact", "--lake", str(lake), "--out",
-        str(directory / "snapshot"), "--master", spark_session.MASTER, "--config-file", str(config), "--json",
+        sys.executable, "-m", "heliograph", "pipeline", job, *arguments, "--master", spark_session.MASTER,
+        "--config-file", str(config), "--json",
     ]  # fmt: skip
     errors = directory / "errors.txt"
     peaks = {"java": 0, "python": 0}
@@ -104,8 +130,8 @@ def _compact(lake: pathlib.Path, directory: pathlib.Path) -> tuple[int, dict[str
         assert process.stdout is not None
         said = process.stdout.read()
     if process.returncode:
-        raise WorkerFailed(f"the compaction ended with {process.returncode}: {errors.read_text()[-2000:]}")
-    return int(json.loads(said.splitlines()[-1])["objects"]), peaks
+        raise WorkerFailed(f"{job} ended with {process.returncode}: {errors.read_text()[-2000:]}")
+    return [json.loads(line) for line in said.splitlines()], peaks
 
 
 def _resident(session: int) -> dict[str, int]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from durable_log import config
 from durable_log.log_api import Segment
 from durable_log.segments.columns import EVENT_COLUMNS, FRAME_COLUMNS, events_of_frame, import_pyarrow
-from durable_log.segments.files import discard, publish, write_segment
+from durable_log.segments.files import write_segment
 from durable_log.segments.sealing import OnStep, Sealer
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core.errors import UndecodableBody
@@ -174,19 +174,17 @@ class SegmentCompactor:
             return 0
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(
-            self._log.directory, self._log.maker, segment.shard, segment.first, batches,
+            self._log.segment_store, self._log.maker, segment.shard, segment.first, batches,
             end=lambda: segment.end, lost=lambda: segment.lost,
         )  # fmt: skip
         self._on_step("write")
-        self._sealer.note_change()
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)
         old = [self._log.encode_entry(segment)]
         span = (segment.first, segment.end)
-        if not self._log.replace_segments(segment.shard, span, old, self._log.encode_entry(compacted)):
-            discard(compacted)  # it was trimmed meanwhile
-            return 0
+        if not self._sealer.commit(compacted, self._log.replace_segments, segment.shard, span, old):
+            return 0  # it was trimmed meanwhile
         self._on_step("commit")
-        publish(compacted)
+        self._log.segment_store.publish(compacted)
         self._on_step("publish")
         self._log.remove_files([segment])
         return segment.rows - left

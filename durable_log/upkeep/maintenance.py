@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from durable_log import config
-from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable
+from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, SealingBusy
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
@@ -93,9 +93,12 @@ class Maintainer(Closeable):
                     self._seal_if_due(state, now_ns)
             if self._compactor is not None:
                 self._compact(self._compactor, now_ns)
-        except LogUnavailable as error:
+        except SealingBusy as error:
             self.statistics.busy += 1
             LOG.info("Maintenance leaves sealing to others: %s", error)
+        except LogUnavailable as error:
+            self.statistics.errors += 1
+            LOG.warning("Maintenance of the log: sealing failed and is tried again: %s", error)
         self._drop_by_age(now_ns)
         with self._guarded("dropping by size"):
             self._drop_by_bytes()

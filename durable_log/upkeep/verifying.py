@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from durable_log.core.positions import decode_position, wrong_end
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState
-from durable_log.segments.directory import published
-from durable_log.segments.files import check_file
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.errors import FrameError, InvalidConfig
 
@@ -70,7 +68,8 @@ def _check_files(log: LogApi, state: ShardState, found: LogVerification) -> Iter
             yield f"shard {state.shard}: no segment has offsets {place} to {segment.first}"
         place = segment.end
         try:
-            check_file(segment)
+            if isinstance(log, SegmentedLog):
+                log.segment_store.check(segment)
         except LogCorrupt as error:
             if segment in log.segments(state.shard):
                 yield str(error)
@@ -135,8 +134,8 @@ def _check_positions(log: SegmentedLog, shard: int) -> Iterator[str]:
 def _unlisted(log: SegmentedLog) -> list[str]:
     try:
         listed = {segment.path for segment in log.segments()}
-        found = published(log.directory)
+        found = list(log.segment_store.published()) if log.has_place else []
     except (LogCorrupt, InvalidConfig):
         return []
     starts = {state.shard: state.start for state in log.state()}
-    return [str(path) for shard, name, path in found if str(path) not in listed and name.end > starts.get(shard, 0)]
+    return [path for shard, name, path in found if path not in listed and name.end > starts.get(shard, 0)]

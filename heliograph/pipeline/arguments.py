@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oslo_config import cfg
 
     from durable_log import LogApi
+    from spark_pipeline.objects import ObjectDirectory
     from spark_pipeline.types import DataFrame, SparkSession
 
 
@@ -124,9 +125,15 @@ def require_place(file: str | None) -> None:
         raise UsageError(f"{file} cannot be written: there is no such directory")
 
 
-def require_new_directory(path: str) -> None:
-    """Raises UsageError when something is there already, for a job never overwrites, and for what is no path."""
-    from spark_pipeline.paths import local_path
+def check_place(path: str, what: str) -> pathlib.Path | ObjectDirectory:
+    """A directory, here or in an object store, that need not be there.  Raises UsageError for what can be neither."""
+    from spark_pipeline.objects import ObjectDirectory, is_url
 
-    if local_path(path, "the result").exists():
+    return ObjectDirectory(path, what) if is_url(path) else pathlib.Path(path)
+
+
+def require_new_directory(path: str) -> None:
+    """Raises UsageError when something is there already, for a job never overwrites, and for what is no place."""
+    place = check_place(path, "the result")
+    if place.exists() if isinstance(place, pathlib.Path) else place.names():
         raise UsageError(f"{path} exists already: name a directory that does not")

@@ -91,7 +91,7 @@ def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Ex
     from spark_pipeline.lake import LakeTable
 
     if args.lake:
-        sources = heads.beside(LakeTable(args.lake).path)
+        sources = heads.beside(LakeTable(args.lake).place)
     else:
         with arguments.opened_log(args, conf) as log:
             sources = [list(heads.of_log(log))]

@@ -41,15 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError when the directory exists, SchemaMismatch."""
     arguments.require_new_directory(args.out)
-    from spark_pipeline.paths import local_path
-
     for given in (args.local, args.remote):
-        local_path(given, "a set of events")
+        arguments.check_place(given, "a set of events")
     conf = arguments.read_conf(args)
     with arguments.spark_session(args, conf, "merge") as spark:
         from spark_pipeline.jobs.merge import SnapshotMergePolicy, merge_if_different
-        from spark_pipeline.jobs.snapshot import read_rows
-        from spark_pipeline.writing.job_directories import attempt, put_in_place, unfinished
+        from spark_pipeline.jobs.snapshot import read_rows, write_rows
 
         merged, has_moved = merge_if_different(
             SnapshotMergePolicy[args.policy],
@@ -59,10 +56,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             depth=args.depth,
         )
         if has_moved:
-            target = local_path(args.out, "the result").absolute()
-            with attempt(unfinished(target)) as place:
-                merged.write.option("compression", "zstd").parquet(str(place / "rows"))
-                put_in_place(place / "rows", target)
+            write_rows(merged, args.out)
     what = f"written to {args.out}" if has_moved else f"nothing to move, the result is {args.local}"
     output.result(
         {"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local},

@@ -47,7 +47,7 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
     with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
         ends = {state.shard: state.end for state in log.state()}
         table.current()  # makes it
-        heads.note_beside(table.path, log)  # before the rows, so that it is never behind them
+        heads.note_beside(table.place, log)  # before the rows, so that it is never behind them
         conflicts = 0
         while True:
             version = table.current()
@@ -61,7 +61,7 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
                 conflicts += 1
                 if conflicts == _CONFLICTS_MAX:
                     raise
-                LOG.info("Table %s: another job committed first; looking again.", table.path)
+                LOG.info("Table %s: another job committed first; looking again.", table.place)
                 continue
             conflicts = 0
             yield IngestedRange(events=rows, left=step.left, lost=step.lost)

@@ -23,6 +23,7 @@ from durable_log import LogApi
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.files import GROUP_READS, open_private
+from spark_pipeline.objects import ObjectDirectory
 
 Range = tuple[int, int]
 """First and last number, both included."""
@@ -70,16 +71,23 @@ def of_log(log: LogApi) -> Iterator[StreamHead]:
 
 def read(file: str | os.PathLike[str]) -> list[StreamHead]:
     """Raises UsageError naming the line that is wrong."""
+    return _parse(pathlib.Path(file).read_bytes(), os.fspath(file))
+
+
+def _parse(text: bytes, where: str) -> list[StreamHead]:
     found = []
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                head = _decode(line)
-                bytes.fromhex(head.publisher)
-            except (msgspec.MsgspecError, ValueError) as error:
-                raise UsageError(f"{os.fspath(file)}, line {number}: {error}") from error
-            found.append(head)
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            head = _decode(line)
+            bytes.fromhex(head.publisher)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise UsageError(f"{where}, line {number}: {error}") from error
+        found.append(head)
     return found
+
+
+def _text(heads: Iterable[StreamHead]) -> bytes:
+    return b"".join(_encode(head) + b"\n" for head in heads)
 
 
 def write(file: str | os.PathLike[str], heads: Iterable[StreamHead]) -> None:
@@ -87,22 +95,32 @@ def write(file: str | os.PathLike[str], heads: Iterable[StreamHead]) -> None:
     final = pathlib.Path(file)
     new = final.with_name(f"{final.name}.{uuid.uuid4().hex}.new")
     with os.fdopen(open_private(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=GROUP_READS), "wb") as file_of_heads:
-        file_of_heads.writelines(_encode(head) + b"\n" for head in heads)
+        file_of_heads.write(_text(heads))
         file_of_heads.flush()
         os.fsync(file_of_heads.fileno())
     os.replace(new, final)
 
 
-def note_beside(table: pathlib.Path, log: LogApi) -> None:
+def note_beside(table: pathlib.Path | ObjectDirectory, log: LogApi) -> None:
     """Keep what a log knows beside a table of the lake, with what it has forgotten since."""
-    file = table / f"{_PREFIX}{log.identity}.jsonl"
-    known = {(head.publisher, head.topic): head for head in (read(file) if file.exists() else ())}
+    name = f"{_PREFIX}{log.identity}.jsonl"
+    if isinstance(table, ObjectDirectory):
+        former = _parse(table.read(name) or b"", f"{table}/{name}")
+    else:
+        former = read(table / name) if (table / name).exists() else []
+    known = {(head.publisher, head.topic): head for head in former}
     known.update({(head.publisher, head.topic): head for head in of_log(log)})
-    write(file, known.values())
+    if isinstance(table, ObjectDirectory):
+        table.put(name, _text(known.values()))
+    else:
+        write(table / name, known.values())
 
 
-def beside(table: pathlib.Path) -> list[list[StreamHead]]:
+def beside(table: pathlib.Path | ObjectDirectory) -> list[list[StreamHead]]:
     """What the logs knew that were taken into a table: a list for each."""
+    if isinstance(table, ObjectDirectory):
+        names = [name for name in table.children() if name.startswith(_PREFIX)]
+        return [_parse(table.read(name) or b"", f"{table}/{name}") for name in names]
     return [read(file) for file in sorted(table.glob(f"{_PREFIX}*.jsonl"))]
 
 

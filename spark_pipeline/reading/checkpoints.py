@@ -16,12 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from durable_log import LogApi, ShardState
+from pubsub_api.errors import UsageError
 from pubsub_api.runtime.plugins import without_password
 from spark_pipeline.core.ranges import Offsets, from_json, to_json
-from spark_pipeline.errors import OtherLog
+from spark_pipeline.errors import OtherLog, SparkMissing
+from spark_pipeline.objects import ObjectDirectory, is_url
 
 _LOG = "log"
 _APPENDED = "appended"
+_LOST = "lost"
+"""How many events the query has left out because retention had removed them, when there were any."""
 _OFFSETS = "offsets"
 """Directory of a checkpoint in which Spark plans its batches."""
 
@@ -29,19 +33,22 @@ Times = Mapping[int, int]
 """Shard -> when the last event before an offset was appended, for the shards where that event is still there."""
 
 
-def to_checkpoint(log: LogApi, offsets: Offsets, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def to_checkpoint(
+    log: LogApi, offsets: Offsets, former: Mapping[str, Any] | None = None, *, lost: int = 0
+) -> dict[str, Any]:
     """What goes into the checkpoint.  Shards that have not moved since the ``former`` ones stay as they are in it:
-    Spark takes every difference for new events."""
+    Spark takes every difference for new events.  ``lost`` events are added to those that it has lost before."""
     kept: Mapping[str, Any] = former or {}
     moved = {shard: offset for shard, offset in offsets.items() if kept.get(str(shard)) != offset}
     stayed = {shard: when for shard, when in kept.get(_APPENDED, {}).items() if int(shard) not in moved}
-    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved))}
+    counted = {_LOST: kept.get(_LOST, 0) + lost} if _LOST in kept or lost else {}
+    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved)), **counted}
 
 
 def from_checkpoint(log: LogApi, kept: Mapping[str, Any]) -> dict[int, int]:
     """The offsets that a checkpoint has kept.  Raises OtherLog when they belong to another log, UsageError."""
     check_identity(log, kept.get(_LOG, ""), "this checkpoint")
-    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED)})
+    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED, _LOST)})
 
 
 def check_kept(log: LogApi, kept: Mapping[str, Any], offsets: Offsets, what: str) -> None:
@@ -99,9 +106,16 @@ def batch_mark(checkpoint: str, number: int) -> str:
     was planned apart from it, which only a copy of the checkpoint can bring about.
 
     Before a batch runs, Spark writes where it ends in every source, and the time, into a file, and takes it from there
-    when it runs the batch again.  Empty when there is no such file here, because the checkpoint is in an object store,
-    or the query itself does not name it.
+    when it runs the batch again.  Empty when there is no such file, because the query itself does not name its
+    checkpoint, or it is where this process cannot read, as in HDFS.  Raises PipelineError when an object store cannot
+    be reached.
     """
+    if is_url(checkpoint) and not checkpoint.startswith("file:"):
+        try:
+            stored = ObjectDirectory(checkpoint, "a checkpoint").read(f"{_OFFSETS}/{number}")
+        except (UsageError, SparkMissing):
+            return ""
+        return "" if stored is None else hashlib.blake2b(stored, digest_size=16).hexdigest()
     try:
         planned = pathlib.Path(_path(checkpoint), _OFFSETS, str(number)).read_bytes()
     except OSError:

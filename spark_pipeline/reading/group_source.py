@@ -27,6 +27,7 @@ from spark_pipeline.core.job_ranges import AvailableRanges, JobTurn, QueryPlace,
 from spark_pipeline.core.ranges import LogRange, Offsets
 from spark_pipeline.reading import group_jobs
 from spark_pipeline.reading.checkpoints import check_identity, check_kept, check_reached, mark_with_log
+from spark_pipeline.reading.columns import ReadColumns
 from spark_pipeline.reading.options import SourceOptions
 from spark_pipeline.reading.partitions import LogPartition, read_partition, stream_partitions
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches are turns: what one is made of stands in the group's record before Spark hears of it."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: ReadColumns) -> None:
         self._options = options
+        self._columns = columns
         self._target: Offsets | None = None
         self._log: LogApi | None = None
         self._run = Run(uuid.uuid4().hex, has_begun=False)
@@ -97,7 +99,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_partition(self._options.log, partition)
+        return read_partition(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, object]) -> None:
         """Acknowledge: the batch has taken effect."""

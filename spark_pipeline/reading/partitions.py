@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,14 +15,18 @@ import durable_log
 from durable_log.segments.arrow import arrow_batches
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core.topics import FilterSet, is_wildcard
-from spark_pipeline.core.ranges import LogRange, pack, split
+from spark_pipeline.core.ranges import LogRange, Offsets, pack, split
 from spark_pipeline.reading.checkpoints import check_identity
+from spark_pipeline.reading.columns import ReadColumns
+from spark_pipeline.reading.options import SourceOptions
 from spark_pipeline.reading.segment_checker import Looks, looks_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from durable_log.log_api import LogApi
+
+LOG = logging.getLogger(__name__)
 
 _TASK_EVENTS = 10_000
 """A task costs about as much as reading so many events."""
@@ -55,30 +60,66 @@ def shards_of(filters: Sequence[str], shards: int) -> list[int]:
     return sorted({durable_log.shard_of(topic, shards) for topic in filters})
 
 
-def read_partition(url: str, partition: LogPartition) -> Iterator[pa.RecordBatch]:
-    """Runs in a worker, as often as Spark likes."""
+def read_partition(options: SourceOptions, columns: ReadColumns, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """Runs in a worker, as often as Spark likes.  Raises OffsetTooOld, unless the read goes on without what is gone."""
     # Needed where rows are read, and slow to import where that is planned.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
     takes_all = "#" in partition.filters
     filters = FilterSet(partition.filters)
-    for batch in itertools.chain.from_iterable(_batches(url, partition, what) for what in partition.ranges):
+    stored = columns.stored if takes_all or "topic" in columns.stored else [*columns.stored, "topic"]
+    for batch in itertools.chain.from_iterable(_batches(options, partition, what, stored) for what in partition.ranges):
         if takes_all:
-            yield batch
+            yield columns.make(batch)
             continue
         present = batch.column("topic").unique().to_pylist()
         wanted = [topic for topic in present if filters.match(topic)]
         if wanted:
-            yield batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted)))
+            yield columns.make(batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted))))
 
 
-def _batches(url: str, partition: LogPartition, what: LogRange) -> Iterator[pa.RecordBatch]:
+def _batches(
+    options: SourceOptions, partition: LogPartition, what: LogRange, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     try:
-        yield from arrow_batches(_OPENED.get(url, partition.identity, what), *what)
+        while True:
+            try:
+                yield from arrow_batches(_OPENED.get(options.log, partition.identity, what), *what, columns=columns)
+                return
+            except durable_log.OffsetTooOld as error:
+                what = _after_loss(what, error.start, fails=options.fail_on_data_loss)
     except Exception:
         _OPENED.close()  # Spark tries again, and whatever it was shall not outlive the attempt
         raise
+
+
+def still_there(
+    options: SourceOptions, states: Sequence[durable_log.ShardState], starts: Offsets, ends: Offsets
+) -> list[LogRange]:
+    """What the log has of a read, for the shards of ``ends``; a range begins later where retention has removed its
+    beginning.  Raises OffsetTooOld when the read must not go on without that."""
+    ranges = [LogRange(shard, starts.get(shard, 0), end) for shard, end in ends.items()]
+    oldest = {state.shard: state.start for state in states}
+    return [
+        _after_loss(what, oldest[what.shard], fails=options.fail_on_data_loss)
+        if what.start < min(what.end, oldest[what.shard])
+        else what
+        for what in ranges
+    ]
+
+
+def _after_loss(what: LogRange, oldest: int, *, fails: bool) -> LogRange:
+    """The rest of a range of which the log has nothing before ``oldest``."""
+    rest = LogRange(what.shard, max(what.start, min(oldest, what.end)), what.end)
+    message = (
+        f"shard {what.shard}: offsets {what.start} to {rest.start - 1} were to be read, and retention removed them; "
+        f"the oldest that is left is {oldest}"
+    )
+    if fails:
+        raise durable_log.OffsetTooOld(f"{message}. To go on without them: failOnDataLoss=false", start=oldest)
+    LOG.warning("%s. The read goes on without these %d events.", message, rest.start - what.start)
+    return rest
 
 
 class _OpenedLog:

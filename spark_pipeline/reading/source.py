@@ -1,9 +1,7 @@
 """``spark.read.format("heliograph")`` and ``spark.readStream.format("heliograph")``: the durable log as a table.
 
-Options: ``log`` (its URL), ``topics`` (filters, separated by commas), ``start`` and ``end`` (``earliest``, ``latest``,
-or offsets as JSON), ``events_per_batch``, ``events_per_task``; or ``group`` and ``query`` for a stream that is one of
-the jobs of a shared subscription (`spark_pipeline.reading.group_source`).  Columns are those of
-`spark_pipeline.schema`.
+Options are those of `spark_pipeline.reading.options`; ``group`` and ``query`` make a stream one of the jobs of a shared
+subscription (`spark_pipeline.reading.group_source`).  Columns are those of `spark_pipeline.reading.columns`.
 
 Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint, with the identity of the
 log, and goes on exactly there (`spark_pipeline.reading.checkpoints`).  Every range can be read again as long as the log
@@ -28,9 +26,9 @@ import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
 from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
+from spark_pipeline.reading.columns import ReadColumns, schema_of
 from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, SourceOptions, check_names
-from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, stream_partitions
-from spark_pipeline.schema import EVENT_SCHEMA
+from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, still_there, stream_partitions
 from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
 
 if TYPE_CHECKING:
@@ -43,31 +41,33 @@ class BatchLogReader(DataSourceReader):
     queries on a DataFrame, so a reader that took over a filter of one query would apply it to the next one.  Spark
     applies every filter itself."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: ReadColumns) -> None:
         if options.group:
             raise UsageError('a group is followed by a stream: use readStream, or leave out the option "group"')
         self._options = options
+        self._columns = columns
 
     def partitions(self) -> list[LogPartition]:
         with contextlib.closing(durable_log.open(self._options.log, must_exist=True)) as log:
             states, identity = log.state(), log.identity
-        starts, ends = self._options.starts(states), self._options.ends(states)
+            starts, ends = self._options.starts(states, log.find), self._options.ends(states, log.find)
         wanted = shards_of(self._options.topics, len(states))
-        ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in wanted]
+        ranges = still_there(self._options, states, starts, {shard: ends[shard] for shard in wanted})
         # Spark wants at least one partition, also when there is nothing to read.
-        parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, starts[0], starts[0])]
+        parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, 0, 0)]
         return [LogPartition([part], self._options.topics, identity) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_partition(self._options.log, partition)
+        return read_partition(self._options, self._columns, partition)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read: micro-batches of bounded size, or everything that is there now (``availableNow``)."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: ReadColumns) -> None:
         self._options = options
+        self._columns = columns
         self._target: Offsets | None = None
         self._log: durable_log.LogApi | None = None
 
@@ -76,7 +76,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         log = self._opened()
-        return to_checkpoint(log, self._options.starts(log.state()))
+        return to_checkpoint(log, self._options.starts(log.state(), log.find))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
@@ -85,15 +85,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._opened()
         begins, states = from_checkpoint(log, start), log.state()
         check_reached(states, begins, "this checkpoint")
-        ends = self._options.ends(states) if self._target is None else self._target
+        ends = self._options.ends(states, log.find) if self._target is None else self._target
         events_max = None if isinstance(limit, ReadAllAvailable) else self._options.events_per_batch
         if isinstance(limit, ReadMaxRows):
             events_max = limit.max_rows
-        until = advance(begins, ends, events_max=events_max)
-        if until == begins:
+        if advance(begins, ends, events_max=None) == begins:
             return start  # Spark asks often, and there is nothing to read that could be the wrong events
         check_kept(log, start, begins, "this checkpoint")
-        return to_checkpoint(log, until, start)
+        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, len(states))}
+        there = {what.shard: what.start for what in still_there(self._options, states, begins, wanted)}
+        lost = sum(first - begins.get(shard, 0) for shard, first in there.items())
+        until = advance(begins | there, ends, events_max=events_max)
+        return to_checkpoint(log, until, start, lost=lost)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return to_checkpoint(self._opened(), self._ends())
@@ -104,16 +107,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
         log = self._opened()
         begins, ends = from_checkpoint(log, start), from_checkpoint(log, end)
-        check_reached(log.state(), ends, "a batch of this checkpoint")
+        states = log.state()
+        check_reached(states, ends, "a batch of this checkpoint")
         check_kept(log, end, ends, "a batch of this checkpoint")
-        wanted = shards_of(self._options.topics, len(ends))
-        ranges = [LogRange(shard, begins.get(shard, 0), ends[shard]) for shard in wanted]
+        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, len(ends))}
+        ranges = still_there(self._options, states, begins, wanted)
         events_per_task = self._options.events_per_task
         return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_partition(self._options.log, partition)
+        return read_partition(self._options, self._columns, partition)
 
     def stop(self) -> None:
         if self._log is not None:
@@ -121,7 +125,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = None
 
     def _ends(self) -> dict[int, int]:
-        return self._options.ends(self._opened().state())
+        log = self._opened()
+        return self._options.ends(log.state(), log.find)
 
     def _opened(self) -> durable_log.LogApi:
         """The log, kept open on the driver: Spark asks several times per micro-batch."""
@@ -139,19 +144,20 @@ class HeliographDataSource(DataSource):
         return "heliograph"
 
     def schema(self) -> str:
-        return EVENT_SCHEMA
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # the columns are fixed
-        return BatchLogReader(SourceOptions(self.options))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         options = SourceOptions(self.options)
+        return schema_of(options.columns, options.value_schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchLogReader(SourceOptions(self.options), ReadColumns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options, columns = SourceOptions(self.options), ReadColumns(schema)
         if not options.group:
-            return LogStreamReader(options)
+            return LogStreamReader(options, columns)
         # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.
         from spark_pipeline.reading.group_source import GroupStreamReader  # noqa: PLC0415
 
-        return GroupStreamReader(options)
+        return GroupStreamReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
         check_names(self.options, WRITE_OPTIONS)

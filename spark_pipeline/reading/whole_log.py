@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 import durable_log
 from pubsub_api.core.topics import is_wildcard
 from spark_pipeline.core.ranges import LogRange, Offsets, to_json
+from spark_pipeline.objects import is_url
 from spark_pipeline.reading.partitions import shards_of
 from spark_pipeline.reading.segment_checker import SegmentChecker
 from spark_pipeline.schema import EVENT_SCHEMA
@@ -35,7 +36,7 @@ class ReadPlan(NamedTuple):
     trimmed: list[LogRange]
     """For shards whose segments hold more than was asked for: what of them counts."""
     hot: list[LogRange]
-    """What is in no segment."""
+    """What is in no segment, or in segments that are no files."""
 
 
 def read_log(
@@ -105,10 +106,18 @@ def make_plan(
     starts: Offsets,
     ends: Offsets,
 ) -> ReadPlan:
-    """Divide what was asked for between the sealed and the hot part of each shard."""
+    """Divide what was asked for between the sealed and the hot part of each shard.
+
+    Segments in an object store count as hot: Spark's own reader needs a connector for the JVM there, the log's own
+    reader, in the tasks, does not.
+    """
     plan = ReadPlan([], [], [])
     for state in states:
         start, end = starts[state.shard], ends[state.shard]
+        if any(is_url(one.path) for one in segments if one.shard == state.shard):
+            if end > start:
+                plan.hot.append(LogRange(state.shard, start, end))
+            continue
         sealed_end = min(end, state.sealed)
         wanted = [one for one in segments if one.shard == state.shard and one.first < sealed_end and one.end > start]
         plan.sealed.extend(wanted)

@@ -13,9 +13,11 @@ from tests.helpers.paths import ROOT
 
 ETC = ROOT / "etc"
 UNITS = sorted((ETC / "systemd").glob("*.service"))
-MANIFESTS = sorted((ETC / "kubernetes").glob("*.yaml"))
+SPARK_MANIFESTS = ETC / "kubernetes" / "pipeline.yaml"
+MANIFESTS = sorted(set((ETC / "kubernetes").glob("*.yaml")) - {SPARK_MANIFESTS})
 COMPOSE = ETC / "container" / "compose.yaml"
 CONTAINERFILE = ETC / "container" / "Containerfile"
+SPARK_CONTAINERFILE = ETC / "container" / "Containerfile.spark"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,11 @@ def arguments_of_unit(path: Any) -> list[str]:
 
 def manifests() -> list[dict[str, Any]]:
     return [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
+
+
+def spark_manifests() -> list[dict[str, Any]]:
+    """What runs jobs of Spark, and ends when they have."""
+    return list(yaml.safe_load_all(SPARK_MANIFESTS.read_text()))
 
 
 def workloads() -> list[dict[str, Any]]:

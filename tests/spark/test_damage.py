@@ -12,6 +12,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import durable_log
 from durable_log.core.checksums import frame_checksum
@@ -27,6 +28,8 @@ from spark_pipeline.jobs.audit import count_streams
 from spark_pipeline.jobs.compact import compact
 from spark_pipeline.jobs.report import audit_report
 from spark_pipeline.lake import LakeTable
+from spark_pipeline.reading.columns import ReadColumns
+from spark_pipeline.reading.options import SourceOptions
 from spark_pipeline.reading.partitions import LogPartition, read_partition
 from spark_pipeline.reading.whole_log import read_log
 from spark_pipeline.sessions.session import translated_errors
@@ -129,11 +132,12 @@ def test_a_worker_that_has_read_a_segment_notices_that_it_is_another_one(
     with contextlib.closing(durable_log.open(url)) as log:
         shard = durable_log.shard_of("a/port", log.shards)
         partition = LogPartition([LogRange(shard, 0, 1100)], ["#"], log.identity)
-    assert sum(batch.num_rows for batch in read_partition(url, partition)) == 1100
+    options, columns = SourceOptions({"log": url}), ReadColumns(StructType().add("offset", "long"))
+    assert sum(batch.num_rows for batch in read_partition(options, columns, partition)) == 1100
     file.chmod(0o600)
     damage(file)
     with pytest.raises(LogCorrupt, match=file.name):
-        list(read_partition(url, partition))
+        list(read_partition(options, columns, partition))
 
 
 def test_a_page_that_changes_after_the_check_is_found_by_its_checksum(

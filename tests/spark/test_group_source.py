@@ -11,11 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
 import durable_log
 from pubsub_api.errors import UsageError
 from shared_subscriptions import groups
 from spark_pipeline.errors import OtherLog
+from spark_pipeline.reading.columns import ReadColumns
 from spark_pipeline.reading.group_jobs import release, show
 from spark_pipeline.reading.group_source import GroupStreamReader
 from spark_pipeline.reading.options import SourceOptions
@@ -175,14 +177,15 @@ def test_a_batch_is_not_read_again_from_a_log_that_was_restored_and_has_grown(
     shutil.copy(tmp_path / "log.db", tmp_path / "older.db")
     fill(log_url, first=1, count=10)
     options = {"log": log_url, "group": group, "query": "a"}
-    reader = GroupStreamReader(SourceOptions(options))
+    columns = ReadColumns(StructType().add("offset", "long"))
+    reader = GroupStreamReader(SourceOptions(options), columns)
     start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     end = reader.latestOffset(start, ReadAllAvailable())
     assert reader.partitions(start, end) != []
     reader.stop()
     shutil.copy(tmp_path / "older.db", tmp_path / "log.db")
     fill(log_url, first=11, count=50)
-    reader = GroupStreamReader(SourceOptions(options))
+    reader = GroupStreamReader(SourceOptions(options), columns)
     with pytest.raises(OtherLog, match="a batch of this checkpoint is at offset .* has grown since"):
         reader.partitions(start, end)
     reader.stop()

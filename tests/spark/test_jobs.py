@@ -157,7 +157,7 @@ def test_what_the_java_of_a_killed_job_still_writes_is_not_in_the_result(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/events", "hdfs://host/events", "file:/var/events"])
+@pytest.mark.parametrize("path", ["ftp://host/events", "hdfs://host/events", "file:/var/events"])
 def test_a_place_that_is_no_directory_is_refused(path: str, filled: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
         ["ingest", "--log", filled, "--lake", path],

@@ -7,6 +7,7 @@ The number of a program is its seed; the failing one is in the message.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import pathlib
 import random
@@ -33,8 +34,10 @@ SOME = ["a/+", "c,d/port"]
 SHARDS = 2
 FIRST = 7
 """Where a read with a start begins, in each shard."""
-VIEWS = ("everything", "whole", "of_some_topics", "of_one_topic", "from_a_place")
+VIEWS = ("everything", "whole", "of_some_topics", "of_one_topic", "from_a_place", "later", "earlier_of_some", "narrow")
 COLUMNS = "shard, `offset`, topic, seq, key, version"
+NARROW = "version, key, seq, topic, offset, shard"
+"""No other columns are read."""
 PROGRAMS = 300
 SAMPLE = 10
 
@@ -57,6 +60,8 @@ def fill(url: str) -> pyarrow.Table:
 def make_views(spark: SparkSession, url: str, rows: pyarrow.Table) -> duckdb.DuckDBPyConnection:
     """The views in Spark, and a DuckDB that has the same ones."""
     source = spark.read.format("heliograph").option("log", url)
+    moment_us = sorted(rows.column("appended_ns").unique().to_pylist())[1] // 1000
+    moment = (datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=moment_us)).isoformat()
     begin = json.dumps({str(shard): FIRST for shard in range(SHARDS)})
     made = {
         "everything": source.load(),
@@ -64,18 +69,30 @@ def make_views(spark: SparkSession, url: str, rows: pyarrow.Table) -> duckdb.Duc
         "of_some_topics": read_log(spark, url, topics=SOME),
         "of_one_topic": spark.read.format("heliograph").options(log=url, topics="b/port").load(),
         "from_a_place": spark.read.format("heliograph").options(log=url, start=begin).load(),
+        "later": spark.read.format("heliograph").options(log=url, startingTimestamp=moment).load(),
+        "earlier_of_some": spark.read.format("heliograph")
+        .options(log=url, endingTimestamp=moment, topics=json.dumps(SOME), columns=NARROW)
+        .load(),
+        "narrow": spark.read.format("heliograph").options(log=url, columns=NARROW, start=begin).load(),
     }
     for name, frame in made.items():
         frame.createOrReplaceTempView(name)
     some, one = FilterSet(SOME), FilterSet(["b/port"])
     matches = [(some.match(topic), one.match(topic)) for topic in rows.column("topic").to_pylist()]
+    is_later = pyarrow.compute.greater_equal(rows.column("appended_ns"), moment_us * 1000)
+    of_some = pyarrow.array([match for match, _ in matches])
+    of_one = pyarrow.array([match for _, match in matches])
+    from_a_place = rows.filter(pyarrow.compute.greater_equal(rows.column("offset"), FIRST))
     reference = duckdb.connect()
     for name, table in {
         "everything": rows,
         "whole": rows,
-        "of_some_topics": rows.filter(pyarrow.array([of_some for of_some, _ in matches])),
-        "of_one_topic": rows.filter(pyarrow.array([of_one for _, of_one in matches])),
-        "from_a_place": rows.filter(pyarrow.compute.greater_equal(rows.column("offset"), FIRST)),
+        "of_some_topics": rows.filter(of_some),
+        "of_one_topic": rows.filter(of_one),
+        "from_a_place": from_a_place,
+        "later": rows.filter(is_later),
+        "earlier_of_some": rows.filter(pyarrow.compute.and_not(of_some, is_later)),
+        "narrow": from_a_place,
     }.items():
         reference.register(name, table)
     return reference
@@ -129,7 +146,10 @@ def in_order(rows: list[Any]) -> list[tuple[Any, ...]]:
 
 def check(spark: SparkSession, reference: duckdb.DuckDBPyConnection, seed: int) -> None:
     chance = random.Random(seed)
-    text = program(chance, chance.randint(1, 3) if seed >= SAMPLE else 1 + seed % 2)
+    compare(spark, reference, program(chance, chance.randint(1, 3) if seed >= SAMPLE else 1 + seed % 2), seed)
+
+
+def compare(spark: SparkSession, reference: duckdb.DuckDBPyConnection, text: str, seed: int) -> None:
     wanted = in_order(reference.execute(text.replace("`", '"')).fetchall())
     assert in_order(spark.sql(text).collect()) == wanted, f"program {seed}: {text}"
 
@@ -142,6 +162,8 @@ def test_a_program_over_the_log_gives_what_duckdb_gives(
     rows = fill(url)
     assert set(rows.column_names) == set(EVENT_COLUMNS)
     reference = make_views(spark, url, rows)
+    for name in ("later", "earlier_of_some", "narrow"):  # chance may leave them out
+        compare(spark, reference, f"SELECT {COLUMNS} FROM {name}", -1)
     for seed in seeds:
         check(spark, reference, seed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from heliograph import options
-from heliograph.pipeline import audit, compact, heads, ingest, merge, replay
+from heliograph.pipeline import audit, compact, heads, ingest, merge, optimize, replay, vacuum
 
 DESCRIPTION = """\
 Take in, check, compact, merge and replay what was recorded, at any size: on this machine, or on a cluster by --master.
@@ -17,7 +17,7 @@ EXAMPLES = """\
   heliograph pipeline audit --lake /data/events
   heliograph pipeline compact --lake /data/events --out /data/snapshot --master 'local[4]'
 """
-_JOBS = (ingest, compact, audit, heads, merge, replay)
+_JOBS = (ingest, compact, audit, heads, merge, replay, optimize, vacuum)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

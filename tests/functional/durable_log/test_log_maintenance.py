@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import durable_log
+from durable_log.loading import build_log
 from durable_log.log_api import LogApi, ShardState, StoredFrame
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -90,7 +91,7 @@ def test_what_is_too_old_is_dropped(open_log: Open) -> None:
         maintainer.run_once(time.time_ns() + HOUR_NS)
     assert log.state()[0].start == 3
     assert maintainer.statistics.dropped_by_age == 3
-    assert list(log.directory.glob("*/*")) == []
+    assert list(pathlib.Path(log.segment_store.place).glob("*/*")) == []
     assert log.append([source.frame(TOPIC)]).ends == {0: 4}
 
 
@@ -331,8 +332,9 @@ def test_without_pyarrow_the_log_works_and_sealing_names_the_extra(
         Sealer(log)
 
 
-def test_a_log_without_a_place_for_segments_says_so(open_log: Open) -> None:
-    log = open_log()
+def test_a_log_without_a_place_for_segments_says_so(tmp_path: pathlib.Path) -> None:
+    log = build_log(f"sqlite://{tmp_path}/log.db")
+    assert isinstance(log, SegmentedLog)
     log.default_directory = None
     with pytest.raises(InvalidConfig, match="segment_directory"), Sealer(log).lock():
         pass

