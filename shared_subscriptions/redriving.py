@@ -178,6 +178,7 @@ def _letter(offset: int, letter: Event) -> DeadLetter:
     event = Event(
         topic=str(told.get("topic", "")), table=letter.table, key=letter.key, action=letter.action,
         version=letter.version, value=told.get("value"), timestamp=timestamp if isinstance(timestamp, int) else 0,
+        headers=letter.headers,
     )  # fmt: skip
     try:
         check_topic(event.topic)

@@ -264,7 +264,7 @@ def test_a_publisher_service_and_its_entry_and_that_it_is_killed(tmp_path: pathl
         file.write_text(
             f"[pubsub]\npub_sub_driver = zmq\npublisher_transport = ipc\nenable_df_pub_sub = true\n"
             f"publisher_multiproc_socket = {place}/publisher\n[zmq]\nipc_path = {place}/bus\n[db]\nurl = {url}\n"
-            "[discovery]\nrenew_interval = 0.1\n"
+            "[discovery]\nlease = 1\n"
         )
         words = ("--config-file", str(file))
         with consoles.opened(*words) as console, Command("publisher-service", *words, "--fleet") as service:

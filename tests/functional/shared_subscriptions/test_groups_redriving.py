@@ -38,7 +38,10 @@ def log(url: str) -> Iterator[LogApi]:
 def park(log: LogApi, *keys: str, topic: str = "jobs/a", group: str = "work") -> None:
     letters = DeadLetters(log, group, "dead-letter/{group}")
     for key in keys:
-        event = GroupEvent(topic=topic, table="port", key=key, action="set", version=7, value={"n": key}, timestamp=5)
+        event = GroupEvent(
+            topic=topic, table="port", key=key, action="set", version=7, value={"n": key}, timestamp=5,
+            headers={"traceparent": key},
+        )  # fmt: skip
         letters.park(event, "the handler said no")
 
 
@@ -61,6 +64,7 @@ def test_letters_are_redriven_once(log: LogApi) -> None:
     assert kept(log, "jobs/a") == []
     park(log, "p3")
     assert redriving.redrive(log, "work", until=dry.until).letters == 2, "no more than was looked at"
+    assert [dict(event.headers) for event in kept(log, "jobs/a")] == [{"traceparent": "p1"}, {"traceparent": "p2"}]
     assert [(event.key, event.value, event.version, event.timestamp) for event in kept(log, "jobs/a")] == [
         ("p1", {"n": "p1"}, 7, 5), ("p2", {"n": "p2"}, 7, 5),
     ]  # fmt: skip
