@@ -2,9 +2,9 @@
 
 The columns of a sealed segment are those of `EVENT_COLUMNS`, one row per event, and those of `FRAME_COLUMNS`, which are
 set in the first row of each frame and null in the others.  From both together a frame is rebuilt byte for byte.  Where
-that is not possible, ``frame`` has the original: of a frame that another program encoded otherwise, of one that is
-stored in part, and of one whose events cannot be decoded.  What cannot be decoded is null in all columns that come from
-the body.
+that is not possible, ``frame`` has the original: of a frame with headers, of one that another program encoded
+otherwise, of one that is stored in part, and of one whose events cannot be decoded.  What cannot be decoded is null in
+all columns that come from the body.
 
 Nothing is imported from pyarrow until it is needed: a log works without it.
 """
@@ -59,6 +59,7 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
 
 
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -196,6 +197,14 @@ def _build(header: Header, rows: Sequence[object], mac: bytes | None) -> bytes:
         timestamp=header.timestamp, flags=header.flags,
     )  # fmt: skip
     return frame if mac is None else b"".join((memoryview(frame)[:-1], _MAC_MARK, mac))
+
+
+def events_of_frame(frame: bytes, first: int, count: int, *, after: int) -> bytes:
+    """A frame of ``count`` events of an unsigned one, from number ``first`` on, each as it stands there."""
+    header = frames.unpack(frame, bytes_max=len(frame))
+    skipped = first - header.first
+    events = _split(frames.body(frame, header))[skipped : skipped + count]
+    return _build(header._replace(first=first, after=after, count=count), events, None)
 
 
 def _encode_without_length(items: Sequence[object]) -> memoryview:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from durable_log import config
 from durable_log.log_api import Segment
-from durable_log.segments.columns import EVENT_COLUMNS, FRAME_COLUMNS, import_pyarrow
+from durable_log.segments.columns import EVENT_COLUMNS, FRAME_COLUMNS, events_of_frame, import_pyarrow
 from durable_log.segments.files import discard, publish, write_segment
 from durable_log.segments.sealing import OnStep, Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -261,8 +261,10 @@ def _reframe(columns: dict[str, list[Any]], start: int, rows: list[int]) -> list
     opening = {name: columns[name][start] for name in ("frame_timestamp", "frame_flags")}
     boundaries: list[dict[str, Any]] = []
     after = columns["frame_after"][start]
+    original = columns["frame"][start]
     for run in _runs(rows):
-        boundaries.append(empty | opening | {"frame_count": len(run), "frame_after": after})
+        part = None if original is None else events_of_frame(original, columns["seq"][run[0]], len(run), after=after)
+        boundaries.append(empty | opening | {"frame_count": len(run), "frame_after": after, "frame": part})
         boundaries += [empty] * (len(run) - 1)
         after = columns["seq"][run[-1]]
     return boundaries

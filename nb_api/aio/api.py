@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from nb_api.aio.tables import AsyncTable, AsyncTransactionTable, check_plain
 from nb_api.api import NbApi, NbStatistics
 from nb_api.db_api import DbObject
 from nb_api.writing.transaction import Transaction
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
 
 T = TypeVar("T")
@@ -86,9 +87,9 @@ class AsyncNbApi:
         """As `NbApi.put`.  Of cancelling, see the class."""
         return await self._calls.run(self._nb.put, table, key, value, topic=topic, expected_version=expected_version)
 
-    def transaction(self) -> AsyncTransaction:
+    def transaction(self, *, headers: Mapping[str, str] = NO_HEADERS) -> AsyncTransaction:
         """``async with nb.transaction() as txn:`` collects writes by plain calls, and commits them at its end."""
-        return AsyncTransaction(self._nb.transaction(), self._calls)
+        return AsyncTransaction(self._nb.transaction(headers=headers), self._calls)
 
     async def allocate(self, name: str) -> int:
         """As `NbApi.allocate`.  A cancelled call may use up a number."""

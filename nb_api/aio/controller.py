@@ -35,6 +35,7 @@ from nb_api.controller.request import Request, RequestBase, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.core.changes import V_co
+from pubsub_api import tracing
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime import forking
 
@@ -96,7 +97,10 @@ class AsyncController:
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
         self._cache = cache if isinstance(cache, AsyncLocalCache) else AsyncLocalCache.over(view.cache)
-        self._reconcile: AsyncReconcile[Any] = reconcile
+        traces = tracing.active
+        self._reconcile: AsyncReconcile[Any] = (
+            reconcile if traces is None else traces.reconcile_coroutine(reconcile, name, owner_map)
+        )
         self._workers = workers
         self._name = name
         self._timeout_s = timeout_s

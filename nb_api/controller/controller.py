@@ -27,6 +27,7 @@ from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
 from nb_api.coordination.key_shards import KeyShards
+from pubsub_api import tracing
 from pubsub_api.errors import LimitReached, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
@@ -94,7 +95,8 @@ class Controller(Closeable):
         check_arguments(reconcile, workers, tables)
         owner_map = owner_map_of(cache, tables, owners)
         self._cache = cache.cache
-        self._reconcile: Reconcile[Any] = reconcile
+        traces = tracing.active
+        self._reconcile: Reconcile[Any] = reconcile if traces is None else traces.reconcile(reconcile, name, owner_map)
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(

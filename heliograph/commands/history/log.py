@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.metrics import add_telling, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
-from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
+from heliograph.output import Output, clock_text, compact, counted, event_record, note_empty
 from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
@@ -261,10 +261,9 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
         if offset < first:
             continue
         record = {
-            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
-            "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
-            "action": event.action, "value": Payload(event.value), "version": event.version,
-            "timestamp": str(event.timestamp), "appended_ns": str(stored.appended_ns),
+            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(),
+            "number": header.first + stored.skipped + position, "appended_ns": str(stored.appended_ns),
+            **event_record(event),
         }  # fmt: skip
         what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
         output.result(record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
@@ -274,19 +273,24 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
 
 
 def _seal(args: argparse.Namespace, output: Output) -> int:
+    with _open(args) as log:
+        output.result(*seal(log, _shards(args, log)))
+    return exits.OK
+
+
+def seal(log: LogApi, shards: Iterable[int]) -> tuple[dict[str, Any], str]:
+    """Seal now what is not sealed.  What was done, for scripts and for people.  Raises UsageError, LogError."""
     from durable_log.segments.sealing import Sealer
 
-    with _open(args) as log:
-        sealer = Sealer(_segmented(log))
-        orphans = sealer.clean()
-        made = [segment for shard in _shards(args, log) for segment in sealer.seal(shard)]
+    sealer = Sealer(_segmented(log))
+    orphans = sealer.clean()
+    made = [segment for shard in shards for segment in sealer.seal(shard)]
     events = sum(segment.rows for segment in made)
-    output.result(
+    return (
         {"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)},
         f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
         f"removed {counted(len(orphans), 'orphan')}",
     )
-    return exits.OK
 
 
 def _trim(args: argparse.Namespace, output: Output) -> int:

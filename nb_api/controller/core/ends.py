@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from nb_api.controller.core.keys import Key
-from nb_api.core.differences import Deleted
+from nb_api.core.copy.differences import Deleted
 
 ELSEWHERE_MAX = 10_000
 """Ends of keys of other processes: none tells whether they have dealt with them.  The oldest are forgotten first."""

@@ -20,6 +20,7 @@ from durable_log.testing.sources import Source, check_consistent, events_of, rea
 from durable_log.upkeep.maintenance import Maintainer
 from durable_log.upkeep.verifying import verify
 from pubsub_api.core import frame as frames
+from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
 from tests.helpers.waiting import wait_until
@@ -155,6 +156,24 @@ def test_compaction_keeps_the_newest_of_each_object(open_log: Open) -> None:
     assert [(header.after, header.first, header.last) for header in headers] == [(0, 4, 4), (5, 6, 8), (8, 9, 9)]
     assert [event.number for stored in read_frames(log, 0) for event in events_of(stored)] == [4, 6, 7, 8, 9]
     assert log.state()[0].end == 9
+
+
+def test_headers_stay_when_events_are_sealed_and_compacted(open_log: Open) -> None:
+    log, source = open_log(compact_topics=TOPIC, seal_events=1), Source()
+    rows = [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("d", 5), ("c", 6)]
+    encoded = [
+        encode_event(Event(table="t", key=key, action="set", version=version, headers={"v": str(version)}), version)
+        for key, version in rows
+    ]
+    body = pack_body(encoded)
+    with Maintainer(log) as maintainer:
+        log.append([frames.pack(Kind.DATA, source.guid, TOPIC, body, first=1, count=len(rows))])
+        maintainer.run_once()
+    assert [(one.offset, one.event.key, one.event.headers) for one in read_events(log, 0)] == [
+        (1, "b", {"v": "2"}), (2, "a", {"v": "3"}), (4, "d", {"v": "5"}), (5, "c", {"v": "6"}),
+    ]  # fmt: skip
+    headers = [stored.header() for stored in read_frames(log, 0)]
+    assert [(header.after, header.first, header.last) for header in headers] == [(0, 2, 3), (3, 5, 6)]
 
 
 def test_compaction_removes_deletes_that_are_old(open_log: Open) -> None:
@@ -401,7 +420,8 @@ def test_what_is_too_much_is_dropped_though_nothing_can_be_sealed(
 def test_a_clock_that_was_far_ahead_for_a_moment_stops_no_retention(
     open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_sealed: bool
 ) -> None:
-    log, source = open_log(retention_age=1800, seal_age=60, segment_events=30), Source()
+    monkeypatch.setattr("durable_log.config.SEGMENT_SEALS", 1)
+    log, source = open_log(retention_age=1800, seal_age=60, seal_events=30), Source()
     log.append([source.frame(TOPIC, 10)])
     with monkeypatch.context() as patched:
         right = time.time_ns

@@ -7,7 +7,7 @@ import pytest
 from nb_api.controller.core import ends
 from nb_api.controller.core.ends import ObjectEnds
 from nb_api.controller.core.keys import Key
-from nb_api.core.differences import CachedObject, Deleted
+from nb_api.core.copy.differences import CachedObject, Deleted
 
 A, B, C = Key("port", "a"), Key("port", "b"), Key("port", "c")
 
