@@ -140,6 +140,9 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
         0.0,
         "",
     ),
+    ("log", "frames", "zmq", "events read from segments as frames, millions in a CPU second", ">=", 1.0, "M"),
+    ("log", "seal", "zmq", "events sealed, millions in a CPU second", ">=", 0.3, "M"),
+    ("log", "anywhere", "zmq", "CPU time of a read anywhere in sealed segments", "<=", 20.0, "ms"),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

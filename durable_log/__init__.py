@@ -19,6 +19,7 @@ from durable_log.errors import (
 from durable_log.loading import open_log as open
 from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
 from durable_log.segments.arrow import arrow_batches
+from durable_log.segments.locations import SegmentLocations, segment_locations
 
 __all__ = [
     "Appended",
@@ -32,11 +33,13 @@ __all__ = [
     "Record",
     "RecordConflict",
     "Segment",
+    "SegmentLocations",
     "SegmentsRefused",
     "ShardState",
     "StoredFrame",
     "StreamState",
     "arrow_batches",
     "open",
+    "segment_locations",
     "shard_of",
 ]

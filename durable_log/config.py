@@ -22,12 +22,17 @@ OPTIONS: Sequence[cfg.Opt] = (
                help=f"Shards of a log that is made now; one that exists must have as many. Unset: {SHARDS_DEFAULT} "
                     "for a new log, and whatever an existing one has."),
     text("segment_directory", "",
-         "Directory of the sealed segments. Empty: beside the file of an embedded log; a log that several hosts share "
-         "needs a directory that all of them have mounted."),
+         "Directory of the sealed segments, or object storage: s3://bucket/prefix, gs://bucket/prefix or "
+         "az://container/prefix. Empty: beside the file of an embedded log; a log that several hosts share needs "
+         "object storage or a directory that all of them have mounted.", secret=True),
     seconds("retention_age", 0.0, 0.0, _CENTURY_S,
             "What was appended longer ago is dropped, whole frames and segments at a time. 0: never."),
     size("retention_bytes", 0, "The oldest is dropped while the log is larger than this, segments and what is not "
          "sealed together. 0: never.", low=0, high=2**60),
+    cfg.ListOpt("retention_topics", default=[],
+                help="FILTER=SECONDS, as in audit/#=31536000: how long what is sealed of these topics is kept, in "
+                     "place of retention_age. The first filter that matches holds. 0: for ever, as far as "
+                     "retention_bytes allows."),
     *advanced(
         cfg.ListOpt("compact_topics", default=[],
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
@@ -55,10 +60,11 @@ MISSING_RANGES_MAX = 1000
 then on."""
 SEGMENT_CACHE_BYTES = 64 * MIB
 """Frames rebuilt from segments that a reader keeps for the next read."""
+OBJECT_CACHE_BYTES = 256 * MIB
+"""Segments fetched from object storage that a reader keeps on disk, in files without a name in the directory of
+temporary files."""
 STREAM_FORGET_AGE_S = 30 * DAY_S
 """A stream that was idle this long is forgotten.  Should its frames be appended again, they are stored again."""
-COMPACT_OBJECTS_MAX = 5_000_000
-"""Objects of a shard that compaction keeps in memory, about 1 GB.  A shard with more is not compacted."""
 
 
 def frame_bytes_max(conf: cfg.ConfigOpts) -> int:

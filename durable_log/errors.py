@@ -8,6 +8,7 @@ from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError
 
 __all__ = [
+    "LeaseLost",
     "LogCorrupt",
     "LogError",
     "LogNotFound",
@@ -15,6 +16,7 @@ __all__ = [
     "LogUnavailable",
     "OffsetTooOld",
     "RecordConflict",
+    "SealingBusy",
     "SegmentsRefused",
 ]
 
@@ -30,6 +32,14 @@ class LogUnavailable(LogError):
     same frames again is safe."""
 
     retriable = True
+
+
+class SealingBusy(LogUnavailable):
+    """Another process has the right to change the segments of the log now."""
+
+
+class LeaseLost(SealingBusy):
+    """Another process has taken that right over meanwhile.  Nothing was changed."""
 
 
 class LogNotFound(LogError):

@@ -97,14 +97,15 @@ class ShardState(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A sealed Parquet file: offsets ``first`` up to but without ``end`` of a shard, immutable until it is dropped."""
+    """A sealed Parquet file, or object: offsets ``first`` up to but without ``end`` of a shard.  Does not change until
+    it is dropped."""
 
     shard: int
     first: int
     end: int
     path: str
-    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns:
-    `durable_log.segments.columns`."""
+    """Where the file is, absolute, or the URI of the object, as in ``s3://bucket/prefix/0000/NAME.parquet``.  Spark,
+    DuckDB and Polars read it natively; its columns: `durable_log.segments.columns`."""
     rows: int
     """Events in it: all of the range, unless it was compacted."""
     bytes: int

@@ -207,8 +207,8 @@ def jsonable(value: Any, depth: int = 0, *, is_payload: bool = False) -> Any:
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """An event for scripts.  Its time is in nanoseconds, and so a string."""
-    return {
+    """An event for scripts.  Its time is in nanoseconds, and so a string.  Headers are there when it has some."""
+    record = {
         "topic": event.topic,
         "table": event.table,
         "key": event.key,
@@ -217,6 +217,7 @@ def event_record(event: Event) -> dict[str, Any]:
         "version": event.version,
         "timestamp": str(event.timestamp),
     }
+    return {**record, "headers": Payload(dict(event.headers))} if event.headers else record
 
 
 def _key(key: object) -> str:

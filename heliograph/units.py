@@ -34,6 +34,12 @@ def _seconds(text: str) -> float | None:
     return math.fsum(float(number) * _UNITS_S[unit] for number, unit in parts)
 
 
+def duration_text(value_s: float) -> str:
+    """A duration for people, in the largest unit of which it has one: ``2.5h``."""
+    name, size = next((pair for pair in reversed(_UNITS_S.items()) if abs(value_s) >= pair[1]), ("s", 1.0))
+    return f"{value_s / size:.3g}{name}"
+
+
 class Moment:
     """A point in time: a date, or a duration before now.  What now is, is said by whose clock counts."""
 

@@ -8,6 +8,7 @@ it reads a whole capture from memory and keeps going frame by frame, however man
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ KINDS = {1: "DATA", 2: "HELLO", 3: "BYE", 4: "QUERY", 5: "REPLY", 6: "CONTROL"}
 FLAGS = {1: "SIGNED", 2: "START", 4: "LAST"}
 ELEMENTS = ("magic", "version", "kind", "flags", "guid", "first", "after", "count", "timestamp", "topic", "body", "mac")
 EVENT_FIELDS = ("table", "key", "action", "value", "version", "timestamp")
+"""Of every event; one may have ``headers`` as well."""
 GUID_BYTES = 16
 MAC_BYTES = 32
 
@@ -162,8 +164,18 @@ def _events(body: object, count: int, offset: int) -> list[dict[str, Any]]:
 def _event(fields: list[Any]) -> dict[str, Any]:
     """The event's fields by name.  One that a later version adds is kept under ``more``."""
     event = dict(zip(EVENT_FIELDS, fields, strict=False))
-    more = fields[len(EVENT_FIELDS) :]
+    headers, more = fields[len(EVENT_FIELDS) :][:1], fields[len(EVENT_FIELDS) + 1 :]
+    if headers:
+        event["headers"] = _headers(headers[0])
     return {**event, "more": more} if more else event
+
+
+def _headers(text: object) -> object:
+    """What the text says; the text itself when it is no JSON."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
 
 
 def _stored(frame: object, offset: int) -> DecodedFrame:

@@ -8,11 +8,12 @@ enable_df_pub_sub`` false, the default) there is no outbox either: controllers f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from oslo_config import cfg
@@ -20,8 +21,8 @@ from oslo_config import cfg
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
 from nb_api.coordination.snapshot_limit import ProcessTurns
-from nb_api.core.writes import CheckedWrite, committed_changes
-from nb_api.db_api import DbApi, DbObject, Write, Written
+from nb_api.core.writes import committed_changes
+from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
@@ -32,11 +33,12 @@ from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
-from pubsub_api import Session
+from pubsub_api import Session, tracing
 from pubsub_api import open as open_session
 from pubsub_api.config import GROUP, check_group
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.errors import InvalidConfig
+from pubsub_api.core.headers import NO_HEADERS, write_headers
+from pubsub_api.errors import InvalidConfig, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.durations import DurationCounter, DurationHistogram
@@ -84,6 +86,7 @@ class NbApi(Closeable):
         self._session = session
         self._is_closed = False
         self._declared = DeclaredTables()
+        self._traces = tracing.active
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
         self._after_commit: AfterCommitPublisher | None = None
@@ -200,9 +203,19 @@ class NbApi(Closeable):
         """
         return self._apply([Write("put", table, key, value, topic, expected_version)])[0]
 
-    def transaction(self) -> Transaction:
-        """``with nb.transaction() as txn:`` collects writes that happen all or not at all, and are told together."""
-        return Transaction(self._apply, self.table)
+    def transaction(self, *, headers: Mapping[str, str] = NO_HEADERS) -> Transaction:
+        """``with nb.transaction() as txn:`` collects writes that happen all or not at all, and are told together.
+
+        ``headers`` are those of the events that tell of them (`pubsub_api.Event`), as long as this process publishes
+        them itself: the database does not keep headers.  Raises UsageError for headers that no event can have.
+        """
+        if headers is NO_HEADERS:
+            return Transaction(self._apply, self.table)
+        try:
+            write_headers(headers)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return Transaction(functools.partial(self._apply, headers=dict(headers)), self.table)
 
     def table(self, cls: type[T]) -> Table[T]:
         """The table that a class is declared for (`nb_api.models`), with instances as values.
@@ -211,7 +224,7 @@ class NbApi(Closeable):
         """
         return Table(self, self._declared.model(cls), self._declared.mismatches)
 
-    def _apply(self, writes: Sequence[Write]) -> list[int]:
+    def _apply(self, writes: Sequence[Write], headers: Mapping[str, str] = NO_HEADERS) -> list[int]:
         if not writes:
             return []
         if self._declared:
@@ -219,25 +232,29 @@ class NbApi(Closeable):
         checked = self._db.check(writes)
         began = time.monotonic()
         try:
-            written = self._db.commit(checked)
+            if self._traces is None:
+                written = self._db.commit(checked)
+            else:
+                with self._traces.commit(len(checked), headers) as with_context:
+                    written = self._db.commit(checked)
+                headers = with_context
         finally:
             self._commit_seconds.add(time.monotonic() - began)
-        unchanged = sum(outcome.action is None for outcome in written)
-        if unchanged:
-            self._unchanged += unchanged
-        if unchanged < len(written):
-            self._committed(checked, written)
+        changes = committed_changes(checked, written, headers)
+        self._unchanged += len(written) - len(changes)
+        if changes:
+            self._committed(changes)
         return [outcome.version for outcome in written]
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
         return self._db.allocate(name)
 
-    def _committed(self, writes: Sequence[CheckedWrite], written: Sequence[Written]) -> None:
+    def _committed(self, changes: Sequence[Change]) -> None:
         """Something was written."""
         self._writes += 1
         if self._after_commit is not None:
-            self._after_commit.put(committed_changes(writes, written))
+            self._after_commit.put(changes)
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 

@@ -30,7 +30,8 @@ from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.config import batch_bytes_max, forget_time
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.publishing.default_name import default_name
+from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.reporting import serve
 from pubsub_api.runtime.sockets import socket_file
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from pubsub_api import config, loading, opening, settings
+from pubsub_api import config, loading, opening, settings, tracing
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
 from pubsub_api.config import GROUP
 from pubsub_api.core.clock import HybridClock
@@ -18,7 +18,8 @@ from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.sending.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.publishing.default_name import default_name
+from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
@@ -93,6 +94,8 @@ class Session(Closeable):
             predecessor=predecessor,
             guid=guid,
         )
+        if tracing.active is not None:
+            tracing.active.trace_publisher(publisher, has_batches=True)
         self._adopt(publisher)
         return publisher
 
@@ -120,6 +123,8 @@ class Session(Closeable):
         """
         self._check_open()
         _check_callable(on_event=on_event, on_events=on_events, on_resync=on_resync)
+        if tracing.active is not None:
+            on_event, on_events = tracing.active.callbacks(on_event, on_events)
         wanted = understood(past)
         scheme = scheme_of(_checked(topics))
         if scheme is not None:
@@ -200,6 +205,8 @@ class Session(Closeable):
         """
         self._check_open()
         _check_callable(on_event=on_event, on_events=on_events)
+        if tracing.active is not None:
+            on_event, on_events = tracing.active.callbacks(on_event, on_events)
         if not isinstance(name, str) or "/" in name or not name:
             raise UsageError(f"a group has a name without /, not {name!r}")
         topics = [f"{SHARED if ordered else QUEUE}/{name}/{topic_filter}"]

@@ -21,6 +21,8 @@ class Names:
         """What the leader tells operators."""
         self.jobs = f"{PREFIX}{group}/jobs"
         """What jobs know that are no members, and take ranges of the log by themselves."""
+        self.redriven = f"{PREFIX}{group}/redriven"
+        """Up to where its dead letters were redriven."""
         self.partitions = f"{PREFIX}{group}/stream/"
 
     def partition(self, number: int) -> str:

@@ -29,6 +29,7 @@ from nb_api import CacheChange, DbObject, LocalCache, NbApi, Verification, notif
 from nb_api.notify_config import CACHE_GROUP
 from pubsub_api import Event
 from pubsub_api.config import GROUP
+from pubsub_api.core.events import encode_event, pack_body
 
 OURS = "heliograph LocalCache, two indexes"
 PROOF = "heliograph LocalCache.verify"
@@ -218,7 +219,7 @@ def _frames(objects: int, changes: int, position: int) -> list[bytes]:
             )
             for number, write in enumerate(batch, first)
         ]  # fmt: skip
-        frames.append(msgspec.msgpack.encode(events))
+        frames.append(pack_body([encode_event(event, 1) for event in events]))
     return frames
 
 

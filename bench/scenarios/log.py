@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import random
 import sqlite3
 import statistics
 import tempfile
@@ -29,6 +30,7 @@ FRAME_EVENTS = 64
 COMMIT_FRAMES = 64
 SHARE = 2.0
 GUID = bytes(16)
+RANDOM_READS = 30
 
 
 @dataclasses.dataclass
@@ -36,18 +38,31 @@ class Rates:
     """Events/s of every round, by what was done."""
 
     rounds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    cpu_rounds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    """The same for each second of processor time: what a busy machine measures too."""
 
     def add(self, name: str, count: int, work: Callable[[], object]) -> None:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         work()
+        self.cpu_rounds.setdefault(name, []).append(count / max(time.process_time() - cpu_start, 1e-9))
         self.rounds.setdefault(name, []).append(count / (time.perf_counter() - start))
 
     def ratio(self, ours: str, theirs: str) -> float:
         pairs = zip(self.rounds[ours], self.rounds[theirs], strict=True)
         return statistics.median(mine / other for mine, other in pairs)
 
+    def per_cpu_second(self, name: str) -> float:
+        return statistics.median(self.cpu_rounds[name])
+
     def rows(self) -> list[Row]:
-        return [{"case": name, "events/s": round(statistics.median(found))} for name, found in self.rounds.items()]
+        return [
+            {
+                "case": name,
+                "events/s": round(statistics.median(found)),
+                "events/CPU s": round(self.per_cpu_second(name)),
+            }
+            for name, found in self.rounds.items()
+        ]
 
 
 def measure(plan: Plan, driver: str) -> Outcome:
@@ -55,7 +70,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
         return Outcome("log", driver, [], [], ["a log belongs to no transport: see zmq for SQLite, and redis"])
     made = make_frames(max(FRAME_EVENTS, int(plan.events * SHARE)))
     rates = Rates()
-    import_pyarrow()  # not while the clock runs
+    _import_all(made[:1])
     for number in range(1, plan.rounds + 1):
         plan.say(f"round {number} of {plan.rounds}: the log, {driver}")
         with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name, _url(driver, name) as url:
@@ -65,13 +80,29 @@ def measure(plan: Plan, driver: str) -> Outcome:
             with contextlib.closing(durable_log.open(f"{url}&segment_directory={directory / 'segments'}")) as log:
                 assert isinstance(log, SegmentedLog)
                 _ours(rates, log, made)
-    measured = {"columns": rates.ratio("read sealed, columns", "read sealed, columns, pyarrow alone")}
+    measured = {
+        "columns": rates.ratio("read sealed, columns", "read sealed, columns, pyarrow alone"),
+        "frames": rates.per_cpu_second("read sealed, frames") / 1e6,
+        "seal": rates.per_cpu_second("seal") / 1e6,
+        "anywhere": 1e3 / rates.per_cpu_second("read sealed, anywhere, reads/s"),
+    }
     if driver == "zmq":
         measured |= {
             "append": rates.ratio("append", "append, plain SQLite"),
             "read": rates.ratio("read", "read, plain SQLite"),
         }
     return Outcome("log", driver, rates.rows(), check("log", driver, measured))
+
+
+def _import_all(made: Sequence[bytes]) -> None:
+    """What a process imports when it seals and reads first, pandas too where it is installed: not while the clock
+    runs."""
+    with (
+        tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory,
+        contextlib.closing(durable_log.open(f"sqlite://{directory}/log.db?shards=1")) as log,
+    ):
+        assert isinstance(log, SegmentedLog)
+        _ours(Rates(), log, made)
 
 
 def make_frames(count: int, *, keys: int = 0) -> list[bytes]:
@@ -140,6 +171,16 @@ def _ours(rates: Rates, log: SegmentedLog, made: Sequence[bytes]) -> None:
     rates.add("read sealed, columns", total, columns)
     rates.add("read sealed, columns, pyarrow alone", total, lambda: _pyarrow_alone(log))
     rates.add("read sealed, frames", total, read)
+    rates.add("read sealed, anywhere, reads/s", RANDOM_READS, lambda: _anywhere(log, total))
+
+
+def _anywhere(log: SegmentedLog, total: int) -> None:
+    """Reads of 100 events each, of which none finds anything that the one before it left in memory."""
+    chance = random.Random(1)
+    for _ in range(RANDOM_READS):
+        for segment in log.segments():
+            log.segment_reader.forget(segment)
+        assert log.read(0, chance.randrange(total), events_max=100)
 
 
 def _pyarrow_alone(log: SegmentedLog) -> None:

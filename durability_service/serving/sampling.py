@@ -11,7 +11,7 @@ import msgspec
 
 from durability_service.core.sets.samples import Sample, sample_maker
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import Action, Event
+from pubsub_api.core.events import Action, Event, decode_event
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.instream import Delivery
 
@@ -21,8 +21,8 @@ StreamRange = tuple[bytes, str, int, int]
 """GUID of the publisher, topic, first and last number."""
 
 
-class _Key(msgspec.Struct, array_like=True, gc=False):
-    """Of an event, what a sample is filed under."""
+class _Key(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """An event without headers: what a sample is filed under, and the value as it was sent."""
 
     table: str
     key: str
@@ -32,9 +32,17 @@ class _Key(msgspec.Struct, array_like=True, gc=False):
     timestamp: int
 
 
+class _KeyWithHeaders(_Key, array_like=True, gc=False, forbid_unknown_fields=False):
+    """An event with headers, which stay as they were sent."""
+
+    headers: str
+
+
 _decode_keys = msgspec.msgpack.Decoder(list[_Key]).decode
+_decode_key = msgspec.msgpack.Decoder(_Key).decode
+_decode_key_with_headers = msgspec.msgpack.Decoder(_KeyWithHeaders).decode
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 _Filed = tuple[int, _Key]
@@ -112,7 +120,7 @@ class SampleRecorder:
         and nothing is taken of it."""
         for frame, header, already in deliveries:
             try:
-                keys = _decode_keys(frames.body(frame, header))[already:]
+                keys = _keys(frames.body(frame, header))[already:]
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self.undecodable += 1
                 LOG.error("Durability: %r: events that cannot be decoded, nor kept: %s", header.topic, error)
@@ -144,6 +152,20 @@ class SampleRecorder:
         )
 
 
+def _keys(body: memoryview) -> list[_Key]:
+    try:
+        return _decode_keys(body)
+    except msgspec.ValidationError:  # an event has headers, or is none
+        return [_key(part) for part in _split(body)]
+
+
+def _key(part: msgspec.Raw) -> _Key:
+    try:
+        return _decode_key(part)
+    except msgspec.ValidationError:
+        return _decode_key_with_headers(part)
+
+
 def _samples(topic: str, writer: bytes, filed: Iterable[_Filed]) -> Iterable[Sample]:
     make = sample_maker(topic, writer)
     return [
@@ -153,6 +175,6 @@ def _samples(topic: str, writer: bytes, filed: Iterable[_Filed]) -> Iterable[Sam
 
 def event_of(sample: Sample) -> Event:
     """The event as it was published."""
-    event = _decode_event(sample.event)
+    event = decode_event(sample.event)
     event.topic = sample.topic
     return event

@@ -1,10 +1,10 @@
-"""Events of a log as Arrow columns, decoded in bulk, and back to the frames they came from.
+"""Events of a log as Arrow columns, decoded in bulk.
 
 The columns of a sealed segment are those of `EVENT_COLUMNS`, one row per event, and those of `FRAME_COLUMNS`, which are
-set in the first row of each frame and null in the others.  From both together a frame is rebuilt byte for byte.  Where
-that is not possible, ``frame`` has the original: of a frame that another program encoded otherwise, of one that is
-stored in part, and of one whose events cannot be decoded.  What cannot be decoded is null in all columns that come from
-the body.
+set in the first row of each frame and null in the others.  From both together `durable_log.segments.rebuilding` makes
+the frame again, byte for byte.  Where that is not possible, ``frame`` has the original: of a frame with headers, of one
+that another program encoded otherwise, of one that is stored in part, and of one whose events cannot be decoded.  What
+cannot be decoded is null in all columns that come from the body.
 
 Nothing is imported from pyarrow until it is needed: a log works without it.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from durable_log.log_api import StoredFrame
+from durable_log.segments.rebuilding import MAC_MARK, encode_events, pack_frame
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import VERSION_MAX, Action
-from pubsub_api.core.frame import Flag, Header, Kind
+from pubsub_api.core.events import VERSION_MAX, Action, pack_body
+from pubsub_api.core.frame import Flag, Header
 from pubsub_api.errors import DriverDependencyMissing
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ FRAME_COLUMNS = {
 """How the events stood in frames.  `durable_log` reads them; others need not."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
-_MAC_MARK = b"\xc4\x20"
 _NIL = b"\xc0"
-_ARRAY32 = struct.Struct(">BI")
+_ROWS_TOGETHER = 256
+"""Few enough that the processor still has them at hand, and so many that small frames cost little."""
+_SIGNED = int(Flag.SIGNED)
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
@@ -58,7 +59,11 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
     timestamp: _Number = 0
 
 
+_UNDECODABLE = _Row(*[None] * 6)  # type: ignore[arg-type]
+"""In the place of an event that cannot be decoded."""
+
 _decode_rows = msgspec.msgpack.Decoder(list[_Row]).decode
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -87,35 +92,42 @@ class _Decoded:
     """The columns that grow event by event, and what each frame contributes once."""
 
     def __init__(self) -> None:
-        self.tables: list[str | None] = []
-        self.keys: list[str | None] = []
-        self.actions: list[str | None] = []
-        self.values: list[msgspec.Raw | None] = []
-        self.versions: list[int | None] = []
-        self.timestamps: list[int | None] = []
+        self.tables: list[str] = []
+        self.keys: list[str] = []
+        self.actions: list[str] = []
+        self.values: list[msgspec.Raw] = []
+        self.versions: list[int] = []
+        self.timestamps: list[int] = []
         self.headers: list[Header] = []
+        self.is_whole: list[bool] = []
+        """Whether all events of the frame count, and could be decoded."""
         self.has_nulls = False
+        self._rows: list[_Row] = []
 
-    def add(self, stored: StoredFrame) -> Sequence[_Row] | None:
-        """Decode one frame; returns the rows of all its events, None when they cannot be decoded."""
+    def add(self, stored: StoredFrame) -> None:
         header = stored.header()
         self.headers.append(header)
         rows = _rows(stored.frame, header)
+        self.is_whole.append(rows is not None and stored.count == header.count)
         if rows is None:
             self.has_nulls = True
-            for column in (self.tables, self.keys, self.actions, self.values, self.versions, self.timestamps):
-                column.extend(itertools.repeat(None, stored.count))
-            return None
-        counted = rows
-        if stored.count != len(rows):
-            counted = rows[stored.skipped : stored.skipped + stored.count]
-        self.tables += [row.table for row in counted]
-        self.keys += [row.key for row in counted]
-        self.actions += [row.action for row in counted]
-        self.values += [row.value for row in counted]
-        self.versions += [row.version for row in counted]
-        self.timestamps += [row.timestamp for row in counted]
-        return rows
+            self._rows += itertools.repeat(_UNDECODABLE, stored.count)
+        elif stored.count == len(rows):
+            self._rows += rows
+        else:
+            self._rows += rows[stored.skipped : stored.skipped + stored.count]
+        if len(self._rows) >= _ROWS_TOGETHER:
+            self.end()
+
+    def end(self) -> None:
+        """Put what was decoded into the columns."""
+        rows, self._rows = self._rows, []
+        self.tables += [row.table for row in rows]
+        self.keys += [row.key for row in rows]
+        self.actions += [row.action for row in rows]
+        self.values += [row.value for row in rows]
+        self.versions += [row.version for row in rows]
+        self.timestamps += [row.timestamp for row in rows]
 
 
 def events_batch(stored: Sequence[StoredFrame], *, with_frames: bool = False) -> pyarrow.RecordBatch:
@@ -126,49 +138,22 @@ def events_batch(stored: Sequence[StoredFrame], *, with_frames: bool = False) ->
     """
     arrow = import_pyarrow()
     decoded = _Decoded()
-    boundaries: list[tuple[Any, ...]] = []
     for one in stored:
-        rows = decoded.add(one)
-        if with_frames:
-            boundaries.append(_boundary(one, decoded.headers[-1], rows))
+        decoded.add(one)
+    decoded.end()
     arrays = _spread(stored, decoded.headers) | {
         "table": _few_names(decoded.tables), "key": decoded.keys, "action": _few_names(decoded.actions),
         "value": _raw_array(decoded.values, has_nulls=decoded.has_nulls),
         "version": decoded.versions, "timestamp": decoded.timestamps,
     }  # fmt: skip
-    if with_frames:
-        arrays |= _at_first_rows(stored, boundaries)
-    target = schema(with_frames=with_frames)
-    return arrow.RecordBatch.from_arrays(
+    target = schema(with_frames=False)
+    batch = arrow.RecordBatch.from_arrays(
         [_array(arrow, arrays[field.name], field.type) for field in target], schema=target
     )
-
-
-def stored_frames(batch: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[StoredFrame]:
-    """The frames that a batch of a segment's rows was made of.  The batch begins with the first row of a frame."""
-    columns = [batch.column(name).to_pylist() for name in (*EVENT_COLUMNS, *FRAME_COLUMNS)]
-    (shards, offsets, guids, topics, numbers, tables, keys, actions, values, versions, timestamps, appended,
-     counts, afters, frame_timestamps, flags, macs, originals) = columns  # fmt: skip
-    start = 0
-    while start < len(offsets):
-        count = counts[start]
-        end = start + count
-        original, skipped = originals[start], 0
-        if original is None:
-            span = slice(start, end)
-            raws = map(msgspec.Raw, values[span])
-            rows = list(
-                zip(tables[span], keys[span], actions[span], raws, versions[span], timestamps[span], strict=True)
-            )
-            header = Header(
-                Kind.DATA, flags[start], guids[start], numbers[start], afters[start], count, frame_timestamps[start],
-                topics[start], 0, 0,
-            )  # fmt: skip
-            original = _build(header, rows, macs[start])
-        else:
-            skipped = numbers[start] - frames.unpack(original, bytes_max=len(original)).first
-        yield StoredFrame(shards[start], offsets[start], count, skipped, appended[start], original)
-        start = end
+    if not with_frames:
+        return batch
+    own = _at_first_rows(stored, list(_boundaries(stored, decoded, batch)))
+    return arrow.RecordBatch.from_arrays([*batch.columns, *own], schema=schema(with_frames=True))
 
 
 def _rows(frame: bytes, header: Header) -> list[_Row] | None:
@@ -179,23 +164,31 @@ def _rows(frame: bytes, header: Header) -> list[_Row] | None:
     return rows if len(rows) == header.count else None
 
 
-def _boundary(stored: StoredFrame, header: Header, rows: Sequence[_Row] | None) -> tuple[Any, ...]:
-    """The frame's own columns: what rebuilds it, or the original when that does not give the same bytes."""
-    mac = stored.frame[header.body_end + len(_MAC_MARK) :] if header.flags & Flag.SIGNED else None
-    is_whole = rows is not None and stored.count == header.count
-    if is_whole and header.timestamp <= VERSION_MAX and _build(header, rows or (), mac) == stored.frame:
-        return (stored.count, header.after, header.timestamp, header.flags, mac, None)
-    return (stored.count, header.after, min(header.timestamp, VERSION_MAX), header.flags, None, stored.frame)
+def _boundaries(
+    stored: Sequence[StoredFrame], decoded: _Decoded, batch: pyarrow.RecordBatch
+) -> Iterator[tuple[Any, ...]]:
+    """Each frame's own columns: what rebuilds it, or the original when that does not give the same bytes."""
+    encoded = encode_events(batch)
+    start = 0
+    for one, header, is_whole in zip(stored, decoded.headers, decoded.is_whole, strict=True):
+        mac = one.frame[header.body_end + len(MAC_MARK) :] if header.flags & _SIGNED else None
+        if is_whole and header.timestamp <= VERSION_MAX and one.frame == pack_frame(
+            header.guid, header.topic, encoded.body(start, one.count), header.first, header.after, one.count,
+            header.timestamp, header.flags, mac,
+        ):  # fmt: skip
+            yield one.count, header.after, header.timestamp, header.flags, mac, None
+        else:
+            yield one.count, header.after, min(header.timestamp, VERSION_MAX), header.flags, None, one.frame
+        start += one.count
 
 
-def _build(header: Header, rows: Sequence[object], mac: bytes | None) -> bytes:
-    """A frame as our own publishers make it."""
-    body = b"".join((_ARRAY32.pack(0xDD, len(rows)), _encode_without_length(rows)))
-    frame = frames.pack(
-        header.kind, header.guid, header.topic, body, first=header.first, after=header.after, count=header.count,
-        timestamp=header.timestamp, flags=header.flags,
-    )  # fmt: skip
-    return frame if mac is None else b"".join((memoryview(frame)[:-1], _MAC_MARK, mac))
+def events_of_frame(frame: bytes, first: int, count: int, *, after: int) -> bytes:
+    """A frame of ``count`` events of an unsigned one, from number ``first`` on, each as it stands there."""
+    header = frames.unpack(frame, bytes_max=len(frame))
+    skipped = first - header.first
+    events = _split(frames.body(frame, header))[skipped : skipped + count]
+    body = pack_body([bytes(event) for event in events])
+    return pack_frame(header.guid, header.topic, body, first, after, count, header.timestamp, header.flags, None)
 
 
 def _encode_without_length(items: Sequence[object]) -> memoryview:
@@ -204,7 +197,7 @@ def _encode_without_length(items: Sequence[object]) -> memoryview:
     return memoryview(_encode(items))[marker_bytes:]
 
 
-def _raw_array(values: Sequence[msgspec.Raw | None], *, has_nulls: bool) -> Any:
+def _raw_array(values: Sequence[msgspec.Raw], *, has_nulls: bool) -> Any:
     """Raw values as a binary column: joined in C, without an object for each."""
     arrow = import_pyarrow()
     if has_nulls:
@@ -212,12 +205,12 @@ def _raw_array(values: Sequence[msgspec.Raw | None], *, has_nulls: bool) -> Any:
     import numpy  # noqa: PLC0415
 
     ends = numpy.zeros(len(values) + 1, numpy.int32)
-    numpy.cumsum(numpy.fromiter(map(len, values), numpy.int32, len(values)), out=ends[1:])  # type: ignore[arg-type]
+    numpy.cumsum(numpy.fromiter(map(len, values), numpy.int32, len(values)), out=ends[1:])
     buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(_encode_without_length(values))]
     return arrow.Array.from_buffers(arrow.binary(), len(values), buffers)
 
 
-def _few_names(values: list[str | None]) -> Any:
+def _few_names(values: Sequence[str]) -> Any:
     """A column of text that says the same again and again: each name is converted once."""
     arrow = import_pyarrow()
     if not values or values.count(values[0]) == len(values):
@@ -255,7 +248,7 @@ def _spread(stored: Sequence[StoredFrame], headers: Sequence[Header]) -> dict[st
     }
 
 
-def _at_first_rows(stored: Sequence[StoredFrame], boundaries: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _at_first_rows(stored: Sequence[StoredFrame], boundaries: Sequence[tuple[Any, ...]]) -> list[Any]:
     """The frames' own columns: set in the first row of each frame, null in the others."""
     arrow = import_pyarrow()
     import numpy  # noqa: PLC0415
@@ -265,10 +258,10 @@ def _at_first_rows(stored: Sequence[StoredFrame], boundaries: Sequence[tuple[Any
     is_first[numpy.cumsum(counts) - counts] = True
     rows = arrow.array(numpy.cumsum(is_first) - 1, mask=~is_first)
     columns = zip(*boundaries, strict=True)
-    return {
-        name: arrow.array(column, getattr(arrow, kind)()).take(rows)
-        for (name, kind), column in zip(FRAME_COLUMNS.items(), columns, strict=True)
-    }
+    return [
+        arrow.array(column, getattr(arrow, kind)()).take(rows)
+        for kind, column in zip(FRAME_COLUMNS.values(), columns, strict=True)
+    ]
 
 
 def _array(arrow: Any, values: Any, kind: Any) -> Any:

@@ -1,14 +1,7 @@
-"""The directory of sealed segments: where it is, whose it is, and what the names of its files say.
-
-A file ``.log.json`` in it says to which log it belongs.  A directory of another log is refused, and so is one that has
-more than the log knows of: the store was emptied, an older copy of it was restored, or two logs were given one
-directory.  A process that went on would use offsets again that the files have already, and never find the files again.
-
-Two copies of one store have one identity.  So the file also has a token, made by chance before each change of the
-directory, and the store has the same: a store that has another one is not the store that changed the directory last.
+"""Sealed segments as files of a directory that every host of the log has mounted.
 
 The name of a segment says its offsets and the log; ``.NAME.tmp`` is one that is not finished, or was committed by a
-process that died before it could give the file its name.
+process that died before it could give the file its name.  The lock is one of the file system.
 """
 
 from __future__ import annotations
@@ -17,229 +10,153 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import re
 import secrets
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Iterator
 
-import msgspec
-
-from durable_log.errors import LogCorrupt, LogUnavailable, SegmentsRefused
-from durable_log.storage.identity import Lineage, short
-from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.files import GROUP_READS, make_directory, open_private
-
-MARK = ".log.json"
-MOVED = ".moved-frames"
-"""Frames that a repair has yet to append; there as long as it runs, or when it died."""
-_FORMAT = 1
-_NAME = re.compile(r"(\d{15})-(\d{15})-([0-9a-f]{8})-([0-9a-f]{8})\.parquet")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_WAYS_OUT = (
-    "If the store was lost or is an older copy, restore the right one, or let 'heliograph log repair' list the files "
-    "again; else name another [log] segment_directory. Nothing was changed"
-)
-
-Ends = Callable[[], dict[int, int]]
-"""Where each shard of the log ends."""
+from durable_log.errors import SealingBusy
+from durable_log.log_api import LogApi, Segment
+from durable_log.segments.store import FoundSegment, SegmentName, SegmentStore, Version, corrupt, digest, parse_name
+from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private, open_private
 
 
-class _Mark(msgspec.Struct):
-    format: int
-    identity: str
-    shards: int
-    """How many the log has: one that is made anew for these segments has to have as many."""
-    ancestors: list[str]
-    token: str = ""
-    """Of the last change of the directory; the store that made it has the same."""
-    next_token: str = ""
-    """That the store has instead, if the process that changed the directory died before it could say that the store has
-    it."""
+class SegmentDirectory(SegmentStore):
+    """Segments as files."""
 
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self.place = str(directory)
 
-class FileName(NamedTuple):
-    """What the name of a segment says."""
+    @contextlib.contextmanager
+    def lock(self, log: LogApi) -> Iterator[None]:  # noqa: ARG002  # the system keeps this lock, not the log
+        make_directory(self._directory, mode=GROUP_READS)
+        descriptor = open_private(self._directory / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise SealingBusy(f"another process seals or compacts in {self.place} now") from error
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
+            os.close(descriptor)
 
-    first: int
-    end: int
-    log: str
-    """`short` identity."""
-    token: str
+    # -- small contents
 
-    @classmethod
-    def new(cls, first: int, end: int, identity: str) -> FileName:
-        return cls(first, end, short(identity), secrets.token_hex(4))
+    def read(self, name: str) -> tuple[bytes, Version] | None:
+        try:
+            return (self._directory / name).read_bytes(), None
+        except FileNotFoundError:
+            return None
 
-    def __str__(self) -> str:
-        return f"{self.first:015d}-{self.end:015d}-{self.log}-{self.token}.parquet"
+    def write(self, name: str, content: bytes, former: Version) -> Version:  # noqa: ARG002  # the lock is enough
+        path = self._directory / f"{name}.tmp"
+        with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=GROUP_READS), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        path.rename(self._directory / name)
+        _sync_directory(self._directory)
 
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
 
-def parse_name(name: str) -> FileName | None:
-    """None when this is not the name of a segment."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else FileName(int(found[1]), int(found[2]), found[3], found[4])
+    # -- segments
 
+    @contextlib.contextmanager
+    def new_file(self, shard: int) -> Iterator[pathlib.Path]:
+        folder = make_directory(self._directory / f"{shard:04d}", mode=GROUP_READS)
+        path = folder / f".{secrets.token_hex(8)}.tmp"
+        make_private(path, mode=GROUP_READS)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
-def staged_path(path: pathlib.Path) -> pathlib.Path:
-    """Where a segment is until it gets its name.  Spark and its like pass over names that begin with a dot."""
-    return path.with_name(f".{path.name}.tmp")
+    def stage(self, file: pathlib.Path, shard: int, name: SegmentName, sha256: str) -> str:  # noqa: ARG002
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        path = self.path_of(shard, str(name))
+        file.rename(staged_path(path))
+        _sync_directory(file.parent)
+        return path
 
+    def publish(self, segment: Segment) -> None:
+        _publish(segment)
 
-def shard_folder(directory: pathlib.Path, shard: int) -> pathlib.Path:
-    return directory / f"{shard:04d}"
+    def discard(self, segment: Segment) -> None:
+        staged_path(segment.path).unlink(missing_ok=True)
 
+    def delete(self, path: str) -> None:
+        pathlib.Path(path).unlink(missing_ok=True)
+        staged_path(path).unlink(missing_ok=True)  # it may have died, committed, before it got its name
 
-def directory_of(configured: str, default: pathlib.Path | None) -> pathlib.Path:
-    """Where segments are.  Raises InvalidConfig when no option says so, or it names no directory."""
-    if _SCHEME.match(configured):
-        raise InvalidConfig(
-            f"[log] segment_directory = {configured}: this is the URL of an object store or the like, and segments are "
-            "kept in a directory of this host: give its path, without a scheme"
-        )
-    if not configured and default is None:
-        raise InvalidConfig(
-            "this log has no place for sealed segments: set [log] segment_directory to a directory that every host "
-            "of the log has mounted"
-        )
-    return (pathlib.Path(configured) if configured else default or pathlib.Path()).absolute()
+    def set_aside(self, segment: Segment) -> str:
+        path = pathlib.Path(segment.path)
+        if not path.exists():
+            return ""
+        return str(path.rename(path.with_name(f"{path.name}.damaged")))
 
+    def exists(self, segment: Segment) -> bool:
+        return pathlib.Path(segment.path).exists() or staged_path(segment.path).exists()
 
-def published(directory: pathlib.Path) -> Iterator[tuple[int, FileName, pathlib.Path]]:
-    """Every segment that has its name, with its shard, of whichever log."""
-    for folder in sorted(directory.glob("[0-9][0-9][0-9][0-9]")):
-        for path in sorted(folder.iterdir()):
-            name = parse_name(path.name)
+    def published(self) -> Iterator[FoundSegment]:
+        for folder in sorted(self._directory.glob("[0-9][0-9][0-9][0-9]")):
+            for path in sorted(folder.iterdir()):
+                name = parse_name(path.name)
+                if name is not None:
+                    yield FoundSegment(int(folder.name), name, str(path))
+
+    def unpublished(self) -> Iterator[FoundSegment]:
+        for path in sorted(self._directory.glob("[0-9][0-9][0-9][0-9]/.*.parquet.tmp")):
+            name = parse_name(path.name.removeprefix(".").removesuffix(".tmp"))
             if name is not None:
-                yield int(folder.name), name, path
+                yield FoundSegment(int(path.parent.name), name, str(path.with_name(str(name))))
+
+    def orphans(self, age_s: float) -> list[str]:
+        before = time.time() - age_s
+        return [str(path) for path in self._directory.glob("[0-9]*/.*.tmp") if path.stat().st_mtime < before]
+
+    def check(self, segment: Segment) -> None:
+        check_file(segment)
+
+    @contextlib.contextmanager
+    def opened(self, segment: Segment) -> Iterator[str]:
+        path = pathlib.Path(segment.path)
+        yield segment.path if path.exists() else str(staged_path(segment.path))
 
 
-def unpublished(directory: pathlib.Path) -> Iterator[tuple[int, FileName, pathlib.Path]]:
-    """Every segment that was written and has not got its name; the path that it would have."""
-    for path in sorted(directory.glob("[0-9][0-9][0-9][0-9]/.*.parquet.tmp")):
-        name = parse_name(path.name.removeprefix(".").removesuffix(".tmp"))
-        if name is not None:
-            yield int(path.parent.name), name, path.with_name(str(name))
+def staged_path(path: str) -> pathlib.Path:
+    """Where a segment is until it gets its name.  Spark and its like pass over names that begin with a dot."""
+    final = pathlib.Path(path)
+    return final.with_name(f".{final.name}.tmp")
 
 
-@contextlib.contextmanager
-def directory_lock(directory: pathlib.Path) -> Iterator[None]:
-    """Hold the lock of the directory, which is made when it is missing.  Raises LogUnavailable when another has it."""
-    make_directory(directory, mode=GROUP_READS)
-    descriptor = open_private(directory / ".lock", os.O_RDWR | os.O_CREAT)
+def check_file(segment: Segment) -> None:
+    """Raises LogCorrupt when the file is missing or is not, byte for byte, the one that was sealed."""
+    path = pathlib.Path(segment.path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise LogUnavailable(f"another process seals or compacts in {directory} now") from error
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
-        os.close(descriptor)
+        if not path.exists():
+            _publish(segment)  # the process that committed it may have died before it could
+        size = path.stat().st_size
+        if size != segment.bytes:
+            raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")
+        if digest(path) != segment.sha256:
+            raise corrupt(segment, "has other content than was sealed: its SHA-256 differs")
+    except FileNotFoundError as error:
+        raise corrupt(segment, "is missing") from error
+    except OSError as error:
+        raise corrupt(segment, f"cannot be read: {error.strerror}") from error
 
 
-def check_owner(directory: pathlib.Path, lineage: Lineage) -> None:
-    """Raises SegmentsRefused when the directory belongs to another log.  One without a mark belongs to its files."""
-    mark = read_mark(directory)
-    if mark is not None:
-        owners = [] if lineage.owns(mark.identity) else [mark.identity]
-    else:
-        owners = sorted({name.log for _, name, _ in published(directory) if not lineage.owns(name.log)})
-    if owners:
-        raise SegmentsRefused(
-            f"{directory} has the segments of the log {', '.join(owners)}, and this is the log {lineage.identity}. "
-            f"{_WAYS_OUT}",
-            identity=lineage.identity, found=owners[0],
-        )  # fmt: skip
+def _publish(segment: Segment) -> None:
+    with contextlib.suppress(FileNotFoundError):  # another was faster
+        staged_path(segment.path).rename(segment.path)
+        _sync_directory(pathlib.Path(segment.path).parent)
 
 
-def check_not_newer(directory: pathlib.Path, lineage: Lineage, ends: Ends) -> None:
-    """Raises SegmentsRefused when the directory has offsets that the log has never reached."""
-    found = [(shard, name) for shard, name, _ in published(directory) if lineage.owns(name.log)]
-    known = ends() if found else {}
-    for shard, name in found:
-        if name.end > known.get(shard, 0):
-            raise SegmentsRefused(
-                f"{directory} is of a later state of the log {lineage.identity} than its store: shard {shard} has "
-                f"segments up to offset {name.end} of the log {name.log}..., and ends at {known.get(shard, 0)} in the "
-                f"store. {_WAYS_OUT}",
-                identity=lineage.identity, found=lineage.identity,
-            )  # fmt: skip
-
-
-def check_last(directory: pathlib.Path, lineage: Lineage, token: Callable[[], str]) -> None:
-    """Raises SegmentsRefused when another store than the one that has this token changed the directory last."""
-    while not is_last(mark := read_mark(directory), token()):
-        if mark == read_mark(directory):  # else another process of this log changes it just now
-            raise SegmentsRefused(
-                f"{directory} was changed last by another copy of the store of the log {lineage.identity}: either two "
-                "copies of it are in use, and one of them must not be, or this one is older than the directory. "
-                f"{_WAYS_OUT}",
-                identity=lineage.identity, found=lineage.identity,
-            )  # fmt: skip
-
-
-def is_last(mark: _Mark | None, token: str) -> bool:
-    """Whether the store that has this token changed the directory last."""
-    if mark is None or not mark.token:
-        return True
-    return token == mark.token or (token == mark.next_token != "")
-
-
-def read_mark(directory: pathlib.Path) -> _Mark | None:
-    """Raises LogCorrupt when the file cannot be understood."""
-    path = directory / MARK
-    try:
-        mark = msgspec.json.decode(path.read_bytes(), type=_Mark)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise LogCorrupt(f"{path}, which says whose segments these are, cannot be read: {error}") from error
-    if mark.format != _FORMAT:
-        raise LogCorrupt(f"{path} has format {mark.format}; this release reads {_FORMAT}")
-    return mark
-
-
-def write_mark(directory: pathlib.Path, lineage: Lineage, shards: int, token: str, next_token: str = "") -> None:
-    """Say, durably, whose directory it is.  Call it with the directory's lock held."""
-    mark = _Mark(_FORMAT, lineage.identity, shards, sorted(lineage.ancestors), token, next_token)
-    _write(directory, MARK, msgspec.json.encode(mark))
-
-
-def keep_frames(directory: pathlib.Path, frames: list[bytes]) -> None:
-    """Keep frames that are about to leave the store, durably, with those of a repair that died before."""
-    if frames:
-        _write(directory, MOVED, msgspec.msgpack.encode([*kept_frames(directory), *frames]))
-
-
-def kept_frames(directory: pathlib.Path) -> list[bytes]:
-    """What `keep_frames` has kept.  Raises LogCorrupt when it cannot be read."""
-    path = directory / MOVED
-    try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])
-    except FileNotFoundError:
-        return []
-    except (OSError, msgspec.MsgspecError) as error:
-        raise LogCorrupt(f"{path}, with frames that a repair has to append, cannot be read: {error}") from error
-
-
-def forget_frames(directory: pathlib.Path) -> None:
-    """They are in the log again."""
-    (directory / MOVED).unlink(missing_ok=True)
-
-
-def _write(directory: pathlib.Path, name: str, content: bytes) -> None:
-    """Write a file as a whole or not at all, durably."""
-    path = directory / f"{name}.tmp"
-    with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=GROUP_READS), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    path.rename(directory / name)
-    sync_directory(directory)
-
-
-def sync_directory(directory: pathlib.Path) -> None:
+def _sync_directory(directory: pathlib.Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -13,22 +13,21 @@ import base64
 import bisect
 import collections
 import contextlib
-import hashlib
 import os
 import pathlib
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from durable_log.errors import LogCorrupt, LogError
+from durable_log.errors import LogError
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segments import columns
-from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow, stored_frames
-from durable_log.segments.directory import FileName, shard_folder, staged_path, sync_directory
-from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private
+from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
+from durable_log.segments.group_cache import GroupCache
+from durable_log.segments.rebuilding import FEW_VALUES, FrameRows
+from durable_log.segments.store import FoundSegment, SegmentName, SegmentStore, corrupt, digest
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,7 +38,6 @@ ROW_GROUP_BYTES = 32 << 20
 
 _INDEX = b"heliograph.index"
 _COUNTING_COLUMNS = ("offset", "seq", "version", "timestamp", "appended_ns")
-_READ_BYTES = 1 << 20
 
 
 class _StreamRange(msgspec.Struct, array_like=True):
@@ -77,7 +75,7 @@ def encode_lost(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def write_segment(
-    directory: pathlib.Path,
+    store: SegmentStore,
     maker: tuple[str, int],
     shard: int,
     first: int,
@@ -86,62 +84,44 @@ def write_segment(
     end: Callable[[], int] | None = None,
     lost: Callable[[], str] = lambda: "",
 ) -> Segment:
-    """Write a file and sync it to disk, under a temporary name.  `publish` gives it the name that is returned; until
-    then only readers that find it in the manifest look at it.
+    """Write a segment and stage it (`SegmentStore.stage`).  Until it is published only readers that find it in the
+    manifest look at it.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
     segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
     their last row, or where it begins when there is none; ``lost()`` is what was given up in it.  Both are asked when
-    all are written.  Raises LogError when there is no room for it.
+    all are written.  Raises LogError when there is no room for it, LogUnavailable.
     """
-    arrow = import_pyarrow()
-    folder = make_directory(shard_folder(directory, shard), mode=GROUP_READS)
-    path = folder / f".{secrets.token_hex(8)}.tmp"
-    make_private(path, mode=GROUP_READS)
     summary = _Summary(*maker, shard, first)
-    writer = arrow.parquet.ParquetWriter(
-        path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
-        use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
-        column_encoding=dict.fromkeys(_COUNTING_COLUMNS, "DELTA_BINARY_PACKED"),
-    )  # fmt: skip
-    try:
-        with writer:
-            for batch in portions:
-                summary.add(batch)
-                writer.write_batch(batch, row_group_size=batch.num_rows)
-            index = summary.index
-            index.end = index.end if end is None else end()
-            index.lost = lost()
-            # As text: the format allows nothing else there, and Polars insists on it.
-            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
-        size, digest = _sync(path)
-        final = folder / str(FileName.new(first, index.end, index.identity))
-        path = path.rename(staged_path(final))
-        sync_directory(folder)
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+    index = summary.index
+    with store.new_file(shard) as path:
+        try:
+            with _new_parquet(path) as writer:
+                for batch in portions:
+                    summary.add(batch)
+                    writer.write_batch(batch, row_group_size=batch.num_rows)
+                index.end = index.end if end is None else end()
+                index.lost = lost()
+                # As text: the format allows nothing else there, and Polars insists on it.
+                writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
+            size, sha256 = path.stat().st_size, digest(path)
+            final = store.stage(path, shard, SegmentName.new(first, index.end, index.identity), sha256)
+        except OSError as error:
             raise LogError(
-                f"a segment cannot be written in {folder}; its events stay where they are: {error}"
+                f"a segment cannot be written in {store.place}; its events stay where they are: {error}"
             ) from error
-        raise
     return Segment(
-        shard, first, index.end, str(final), summary.rows, size, digest,
+        shard, first, index.end, final, summary.rows, size, sha256,
         summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max, lost=index.lost,
     )  # fmt: skip
 
 
-def publish(segment: Segment) -> None:
-    """Give a file that was written its name, durably.  Nothing happens when it has it already.  Raises OSError."""
-    path = pathlib.Path(segment.path)
-    with contextlib.suppress(FileNotFoundError):  # another was faster
-        staged_path(path).rename(path)
-        sync_directory(path.parent)
-
-
-def discard(segment: Segment) -> None:
-    """Remove a file that was written and not committed."""
-    staged_path(pathlib.Path(segment.path)).unlink(missing_ok=True)
+def _new_parquet(path: pathlib.Path) -> Any:
+    return import_pyarrow().parquet.ParquetWriter(
+        path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
+        use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
+        column_encoding=dict.fromkeys(_COUNTING_COLUMNS, "DELTA_BINARY_PACKED"),
+    )  # fmt: skip
 
 
 class _Summary:
@@ -180,21 +160,6 @@ class _Summary:
         return (min(low, found["min"]) if low else found["min"]), max(high, found["max"])
 
 
-def _sync(path: pathlib.Path) -> tuple[int, str]:
-    """Sync a file to disk; returns its size and SHA-256."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return path.stat().st_size, digest(path)
-
-
-def digest(path: pathlib.Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            found.update(data)
-    return found.hexdigest()
-
-
 # -- reading
 
 
@@ -209,31 +174,6 @@ class _Opened:
             self.streams.setdefault((one.guid, one.topic), []).append(one)
 
 
-def corrupt(segment: Segment, why: str) -> LogCorrupt:
-    return LogCorrupt(
-        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}. Put the "
-        "right file back, or let 'heliograph log repair --give-up-damaged' go on without what it held",
-        shard=segment.shard, first=segment.first, end=segment.end,
-    )  # fmt: skip
-
-
-def check_file(segment: Segment) -> None:
-    """Raises LogCorrupt when the file is missing or is not, byte for byte, the one that was sealed."""
-    path = pathlib.Path(segment.path)
-    try:
-        if not path.exists():
-            publish(segment)  # the process that committed it may have died before it could
-        size = path.stat().st_size
-        if size != segment.bytes:
-            raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")
-        if digest(path) != segment.sha256:
-            raise corrupt(segment, "has other content than was sealed: its SHA-256 differs")
-    except FileNotFoundError as error:
-        raise corrupt(segment, "is missing") from error
-    except OSError as error:
-        raise corrupt(segment, f"cannot be read: {error.strerror}") from error
-
-
 class Description(NamedTuple):
     """What a file says of itself."""
 
@@ -244,19 +184,20 @@ class Description(NamedTuple):
     segment: Segment
 
 
-def describe(path: pathlib.Path, shard: int, name: FileName) -> Description:
-    """Read all of a file, under ``path`` or under its temporary name.  Raises LogCorrupt when it is not sound."""
-    file = path if path.exists() else staged_path(path)
-    bare = Segment(shard, name.first, name.end, str(path), 0, 0, "", 0, 0, 0, 0)
+def describe(store: SegmentStore, found: FoundSegment) -> Description:
+    """Read all of a segment, published or not.  Raises LogCorrupt when it is not sound, LogUnavailable."""
+    shard, name, path = found
+    bare = Segment(shard, name.first, name.end, path, 0, 0, "", 0, 0, 0, 0)
     summary = _Summary("", 0, shard, name.first)
-    with _translated(bare), import_pyarrow().parquet.ParquetFile(file, page_checksum_verification=True) as opened:
-        index = _decode_index(bare, opened.metadata)
-        for group in range(opened.num_row_groups):
-            for batch in opened.read_row_group(group, use_threads=False).combine_chunks().to_batches():
-                summary.add(batch)
-        size = file.stat().st_size
+    with _translated(bare), store.opened(bare) as file:
+        with import_pyarrow().parquet.ParquetFile(file, page_checksum_verification=True) as opened:
+            index = _decode_index(bare, opened.metadata)
+            for group in range(opened.num_row_groups):
+                for batch in opened.read_row_group(group, use_threads=False).combine_chunks().to_batches():
+                    summary.add(batch)
+        size, sha256 = os.stat(file).st_size, digest(file)
     segment = bare._replace(
-        rows=summary.rows, bytes=size, sha256=digest(file), appended_ns_min=summary.appended_min,
+        rows=summary.rows, bytes=size, sha256=sha256, appended_ns_min=summary.appended_min,
         appended_ns_max=summary.appended_max, timestamp_min=summary.timestamp_min, timestamp_max=summary.timestamp_max,
         lost=index.lost,
     )  # fmt: skip
@@ -278,31 +219,42 @@ def _decode_index(segment: Segment, metadata: Any) -> _Index:
 class SegmentReader:
     """Reads segments of a log and remembers, within bounds, what it has checked and rebuilt.  For any thread."""
 
-    def __init__(self, *, cache_bytes_max: int, opened_max: int = 256) -> None:
-        self._cache_bytes_max = cache_bytes_max
+    def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int, opened_max: int = 256) -> None:
+        """``store`` is called when something is read: a log that has nothing sealed may have no place for it."""
+        self._store = store
         self._opened_max = opened_max
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[str, _Opened] = collections.OrderedDict()
-        self._groups: collections.OrderedDict[tuple[str, int], list[StoredFrame]] = collections.OrderedDict()
-        self._cached_bytes = 0
+        self._groups = GroupCache(bytes_max=cache_bytes_max)
 
     def frames(self, segment: Segment, offset: int) -> Iterator[StoredFrame]:
         """Frames from the one that covers ``offset`` on; the next one when compaction has removed it."""
         offsets = self._open(segment).index.offsets
         for group in range(max(0, bisect.bisect_right(offsets, offset) - 1), len(offsets)):
-            yield from (one for one in self._frames_of_group(segment, group) if one.end > offset)
+            rows = self._rows(segment, group)
+            for portion in range(rows.portion_at(offset), rows.portions):
+                yield from (one for one in self._frames(segment, group, rows, portion) if one.end > offset)
+
+    def topics(self, segment: Segment) -> set[str]:
+        """The topics of which the segment has events."""
+        return {topic for _, topic in self._open(segment).streams}
 
     def stream_ranges(self, segment: Segment, guid: bytes, topic: str) -> list[tuple[int, int, int]]:
         """``(first, last, row group)`` of what the segment has of a stream."""
         found = self._open(segment).streams.get((guid, topic), ())
         return [(one.first, one.last, one.group) for one in found]
 
-    def stream_frames(self, segment: Segment, group: int, guid: bytes, topic: str) -> list[tuple[int, StoredFrame]]:
-        """The frames of a stream in a row group, each with the number of its first event that counts."""
-        headers = ((one, one.header()) for one in self._frames_of_group(segment, group))
-        return [
-            (header.first + one.skipped, one) for one, header in headers if (header.guid, header.topic) == (guid, topic)
-        ]
+    def stream_frames(
+        self, segment: Segment, group: int, guid: bytes, topic: str, first: int, last: int
+    ) -> list[tuple[int, StoredFrame]]:
+        """The frames that have any of these numbers of a stream in a row group, each with the number of its first event
+        that counts."""
+        rows = self._rows(segment, group)
+        frames = [one for portion in rows.portions_of(guid, topic, first, last)
+                  for one in self._frames(segment, group, rows, portion)]  # fmt: skip
+        numbered = [(header.first + one.skipped, one) for one in frames
+                    if ((header := one.header()).guid, header.topic) == (guid, topic)]  # fmt: skip
+        return [(number, one) for number, one in numbered if number <= last and number + one.count > first]
 
     def find(self, segment: Segment, appended_ns: int) -> int:
         """The first offset appended at or after a time; the end of the segment when there is none."""
@@ -338,8 +290,7 @@ class SegmentReader:
         """Drop what is remembered of a file, because it is gone or another has its place."""
         with self._lock:
             self._opened.pop(segment.path, None)
-            for key in [key for key in self._groups if key[0] == segment.path]:
-                self._uncache(key)
+        self._groups.forget(segment.path)
 
     def _open(self, segment: Segment) -> _Opened:
         with self._lock:
@@ -347,9 +298,10 @@ class SegmentReader:
             if opened is not None:
                 self._opened.move_to_end(segment.path)
                 return opened
-        check_file(segment)
-        with _translated(segment):
-            metadata = import_pyarrow().parquet.read_metadata(segment.path)
+        store = self._store()
+        store.check(segment)
+        with _translated(segment), store.opened(segment) as path:
+            metadata = import_pyarrow().parquet.read_metadata(path)
             index = _decode_index(segment, metadata)
         opened = _Opened(metadata, index)
         with self._lock:
@@ -358,39 +310,28 @@ class SegmentReader:
                 self._opened.popitem(last=False)
         return opened
 
-    def _read_group(self, segment: Segment, group: int, names: Sequence[str] | None = None) -> pyarrow.Table:
+    def _read_group(
+        self, segment: Segment, group: int, names: Sequence[str] | None = None, *, dictionaries: Sequence[str] = ()
+    ) -> pyarrow.Table:
         opened = self._open(segment)
-        with _translated(segment):
+        with _translated(segment), self._store().opened(segment) as path:
             file = import_pyarrow().parquet.ParquetFile(
-                segment.path, metadata=opened.metadata, page_checksum_verification=True
+                path, metadata=opened.metadata, page_checksum_verification=True, read_dictionary=dictionaries
             )
             with file:
                 return file.read_row_group(group, columns=names, use_threads=False)
 
-    def _frames_of_group(self, segment: Segment, group: int) -> list[StoredFrame]:
-        key = (segment.path, group)
-        with self._lock:
-            cached = self._groups.get(key)
-            if cached is not None:
-                self._groups.move_to_end(key)
-                return cached
-        table = self._read_group(segment, group)
+    def _rows(self, segment: Segment, group: int) -> FrameRows:
+        def read() -> FrameRows:
+            table = self._read_group(segment, group, dictionaries=FEW_VALUES)
+            with _translated(segment):
+                return FrameRows(table)
+
+        return self._groups.rows((segment.path, group), read)
+
+    def _frames(self, segment: Segment, group: int, rows: FrameRows, portion: int) -> list[StoredFrame]:
         with _translated(segment):
-            found = list(stored_frames(table))
-        with self._lock:
-            if key not in self._groups:
-                self._groups[key] = found
-                self._cached_bytes += _size(found)
-            while self._cached_bytes > self._cache_bytes_max and len(self._groups) > 1:
-                self._uncache(next(iter(self._groups)))
-        return found
-
-    def _uncache(self, key: tuple[str, int]) -> None:
-        self._cached_bytes -= _size(self._groups.pop(key))
-
-
-def _size(frames: Iterable[StoredFrame]) -> int:
-    return sum(len(one.frame) for one in frames)
+            return self._groups.frames((segment.path, group), rows, portion)
 
 
 @contextlib.contextmanager

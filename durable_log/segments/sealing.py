@@ -2,16 +2,17 @@
 
 Theory of operation.  Each step leaves the log whole, so a process may die after any of them::
 
-    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own,
-              and must have been changed last by this store and not by a copy of it
-    write     a file with a temporary name, synced to disk   died here: an orphan with a temporary name
-    commit    manifest entry in, hot frames out: one transaction of the store
-    publish   the file gets its name, synced to disk         died here: the next reader of the file does it
+    lock      one process at a time seals, compacts and cleans where the segments are: a place that must be the log's
+              own, and must have been changed last by this store and not by a copy of it
+    write     a file with a temporary name, or an object, durable and checked     died here: an orphan
+    commit    manifest entry in, hot frames out: one transaction of the store, refused when the lock was lost
+    publish   the file gets its name, the object its mark                         died here: the next cleaning does it
 
-Before the commit readers find the events hot, after it in the file, never in neither.  So a file that has its name was
-committed once, and only what retention has dropped, or compaction has replaced, is removed.  What is merely not in the
-manifest is not: the manifest may be the one that is wrong.  Orphans have temporary names and are removed when they are
-old.
+Before the commit readers find the events hot, after it in the segment, never in neither.  So a segment that is
+published was committed once, and only what retention has dropped, or compaction has replaced, is removed.  What is
+merely not in the manifest is not: the manifest may be the one that is wrong.  Orphans are not published, and are
+removed when they are old.  A commit whose outcome is not known leaves the segment where it is: the next cleaning finds
+it in the manifest and publishes it, or does not.
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import pathlib
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from durable_log import config
-from durable_log.errors import LogCorrupt
+from durable_log.errors import LeaseLost, LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segments import columns
-from durable_log.segments.directory import MARK, directory_lock, published, write_mark
-from durable_log.segments.files import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, encode_lost, publish, write_segment
+from durable_log.segments.files import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, encode_lost, write_segment
+from durable_log.segments.ownership import stored_mark, write_mark
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.errors import FrameError
 
@@ -59,13 +58,14 @@ class Sealer:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the directory of segments.  Raises LogUnavailable when another process has it, and
-        SegmentsRefused when the directory is not the log's own."""
-        log = self._log
-        with directory_lock(log.directory):
-            log.check_directory()
-            if not (log.directory / MARK).exists():
-                write_mark(log.directory, log.lineage, log.shards, log.directory_token())
+        """Hold the lock of the place of segments.  Raises LogUnavailable when another process has it, and
+        SegmentsRefused when the place is not the log's own."""
+        log, store = self._log, self._log.segment_store
+        with store.lock(log):
+            log.check_place()
+            mark, version = stored_mark(store)
+            if mark is None:
+                write_mark(store, log.lineage, log.shards, version, log.directory_token())
             self._has_noted = False
             yield
 
@@ -98,40 +98,52 @@ class Sealer:
             return None
         batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
         segment = write_segment(
-            self._log.directory, self._log.maker, shard, first, batches,
+            self._log.segment_store, self._log.maker, shard, first, batches,
             end=lambda: portions.end, lost=lambda: encode_lost(portions.lost),
         )  # fmt: skip
         self._on_step("write")
-        self.note_change()
-        if not self._log.add_segment(shard, first, segment.end, self._log.encode_entry(segment)):
-            discard(segment)  # the shard was trimmed beyond it meanwhile
-            return None
+        if not self.commit(segment, self._log.add_segment, shard, first, segment.end):
+            return None  # the shard was trimmed beyond it meanwhile
         self.given_up += sum(end - first for first, end in portions.lost)
         self._on_step("commit")
-        publish(segment)
+        self._log.segment_store.publish(segment)
         self._on_step("publish")
         return segment
 
-    def clean(self) -> list[pathlib.Path]:
-        """Finish what died processes have left: give committed files their names, and remove what drops and compaction
-        had named and not yet removed, and temporary files that are old.  Returns what was removed.  Holds the lock."""
-        log, removed = self._log, list[pathlib.Path]()
+    def commit(self, segment: Segment, change: Callable[..., bool], *arguments: object) -> bool:
+        """Change the manifest to have a segment that was written; False when the change was refused.  A segment that
+        is certainly not in the manifest is removed.  Raises LeaseLost, LogUnavailable."""
+        store = self._log.segment_store
+        try:
+            self.note_change()
+            is_done = change(*arguments, self._log.encode_entry(segment), store.fence())
+        except LeaseLost:
+            store.discard(segment)
+            raise
+        if not is_done:
+            store.discard(segment)
+        return is_done
+
+    def clean(self) -> list[str]:
+        """Finish what died processes have left: publish what is committed, and remove what drops and compaction had
+        named and not yet removed, and orphans that are old.  Returns what was removed.  Holds the lock."""
+        log, store, removed = self._log, self._log.segment_store, list[str]()
         with self.lock():
-            listed = log.segments()
-            for segment in listed:
-                if not pathlib.Path(segment.path).exists():
-                    publish(segment)
+            listed = {segment.path: segment for segment in log.segments()}
+            for found in store.unpublished():
+                if found.path in listed:
+                    store.publish(listed[found.path])
             starts = {state.shard: state.start for state in log.state()}
-            replaced = {(segment.shard, segment.replaces) for segment in listed}
-            for shard, name, path in published(log.directory):
+            replaced = {(segment.shard, segment.replaces) for segment in listed.values()}
+            for shard, name, path in store.published():
                 is_dropped = log.lineage.owns(name.log) and name.end <= starts.get(shard, 0)
-                if is_dropped or (shard, path.name) in replaced:
+                if is_dropped or (shard, str(name)) in replaced:
                     removed.append(path)
-            removed += _old_staged(log.directory)
+            removed += [path for path in store.orphans(STAGED_AGE_S) if path not in listed]
             if removed:
                 self.note_change()
             for path in removed:
-                path.unlink(missing_ok=True)
+                store.delete(path)
         return removed
 
 
@@ -174,13 +186,6 @@ class _Portions(Iterator[list[StoredFrame]]):
             raise StopIteration
         self.end = frames[-1].end
         return frames
-
-
-def _old_staged(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Temporary files that no process can be writing any more, and that are not committed: those have their names
-    now."""
-    before = time.time() - STAGED_AGE_S
-    return [path for path in directory.glob("[0-9]*/.*.tmp") if path.stat().st_mtime < before]
 
 
 def _to_batch(frames: list[StoredFrame]) -> pyarrow.RecordBatch:

@@ -23,22 +23,23 @@ from oslo_config import cfg
 from durable_log import config
 from durable_log.core import checks
 from durable_log.core.checksums import gap
+from durable_log.core.fence import Fence
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, StreamState, shard_of
-from durable_log.segments.directory import (
+from durable_log.segments.files import SegmentReader
+from durable_log.segments.ownership import (
     check_last,
     check_not_newer,
     check_owner,
-    directory_lock,
-    directory_of,
-    parse_name,
     read_mark,
-    staged_path,
+    refuse_unless_last,
+    stored_mark,
     write_mark,
 )
-from durable_log.segments.files import SegmentReader
+from durable_log.segments.places import segment_store
+from durable_log.segments.store import SegmentStore, parse_name
 from durable_log.storage.identity import Lineage
 
 LOG = logging.getLogger(__name__)
@@ -111,17 +112,20 @@ class SegmentedLog(LogApi):
         """The entries of a shard's segments, or of all, by shard and first offset."""
 
     @abc.abstractmethod
-    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
+    def add_segment(self, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
         """Add an entry and drop the hot frames of its range, in one transaction.
 
         False, and nothing happens, when ``first`` is not where the shard's sealed part ends: another process was
-        faster.
+        faster.  Raises LeaseLost, and nothing happens, when in that transaction the fence does not hold.
         """
 
     @abc.abstractmethod
-    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+    def replace_segments(
+        self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str, fence: Fence | None
+    ) -> bool:
         """Put one entry in the place of all that begin from ``span[0]`` up to but without ``span[1]``, in one
-        transaction.  False, and nothing happens, when those are not exactly ``old``."""
+        transaction.  False, and nothing happens, when those are not exactly ``old``.  Raises LeaseLost as
+        `add_segment` does."""
 
     @abc.abstractmethod
     def drop(self, shard: int, start: int, sealed: int) -> bool:
@@ -146,9 +150,9 @@ class SegmentedLog(LogApi):
         """What `set_directory_token` has set last, empty when nothing was."""
 
     @abc.abstractmethod
-    def set_directory_token(self, token: str) -> None:
-        """Keep what tells this store from its copies, see `durable_log.segments.directory`.  Durable when it
-        returns."""
+    def set_directory_token(self, token: str, fence: Fence | None) -> None:
+        """Keep what tells this store from its copies, see `durable_log.segments.ownership`.  Durable when it
+        returns.  Raises LeaseLost as `add_segment` does."""
 
     def unsealed_bytes(self) -> int:
         """What the unsealed part takes where it is stored, as far as that can be told."""
@@ -165,30 +169,38 @@ class SegmentedLog(LogApi):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self.segment_reader = SegmentReader(cache_bytes_max=config.SEGMENT_CACHE_BYTES)
+        self.segment_reader = SegmentReader(lambda: self.segment_store, cache_bytes_max=config.SEGMENT_CACHE_BYTES)
+        self._segment_store: SegmentStore | None = None
         self._known_segments: dict[int, list[Segment]] = {}
 
     def initialize(self) -> None:
         self.connect()
         for said in self.check_settings():
             LOG.warning("%s", said)
-        if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
-            self.check_directory()
+        if self.has_place:
+            if read_mark(self.segment_store) is None:
+                self.segment_store.check_usable()
+            self.check_place()
 
-    def check_directory(self) -> None:
-        """Raises SegmentsRefused when the directory of segments belongs to another log, to a later state of this one,
-        or to another copy of its store."""
-        check_owner(self.directory, self.lineage)
-        check_not_newer(self.directory, self.lineage, lambda: {one.shard: one.end for one in self.state()})
-        check_last(self.directory, self.lineage, self.directory_token)
+    def check_place(self) -> None:
+        """Raises SegmentsRefused when the place of segments belongs to another log, to a later state of this one, or to
+        another copy of its store."""
+        store = self.segment_store
+        check_owner(store, self.lineage)
+        check_not_newer(store, self.lineage, lambda: {one.shard: one.end for one in self.state()})
+        check_last(store, self.lineage, self.directory_token)
 
-    def note_change(self) -> None:
-        """Say, durably, that this store is about to change the directory: its copies are refused from now on.  Call it
-        with the directory's lock held, after `check_directory`."""
-        former, token = self.directory_token(), secrets.token_hex(8)
-        write_mark(self.directory, self.lineage, self.shards, former, token)
-        self.set_directory_token(token)
-        write_mark(self.directory, self.lineage, self.shards, token)
+    def note_change(self, *, takes_over: bool = False) -> None:
+        """Say, durably, that this store is about to change the place of segments: its copies are refused from now on.
+        ``takes_over`` even when it is one of them.  Call it with the lock held.  Raises SegmentsRefused,
+        LogUnavailable."""
+        store, former, token = self.segment_store, self.directory_token(), secrets.token_hex(8)
+        mark, version = stored_mark(store)
+        if not takes_over:
+            refuse_unless_last(store, self.lineage, mark, former)
+        version = write_mark(store, self.lineage, self.shards, version, former, token)
+        self.set_directory_token(token, store.fence())
+        write_mark(store, self.lineage, self.shards, version, token)
 
     @property
     def identity(self) -> str:
@@ -202,9 +214,7 @@ class SegmentedLog(LogApi):
     def new_shards(self) -> int:
         """How many shards to make, when there is no log yet: as many as its segments have, should there be any."""
         configured: int | None = self.conf[config.GROUP].shards
-        mark = None
-        if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
-            mark = read_mark(self.directory)
+        mark = read_mark(self.segment_store) if self.has_place else None
         return configured or (mark.shards if mark is not None else config.SHARDS_DEFAULT)
 
     def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
@@ -282,7 +292,7 @@ class SegmentedLog(LogApi):
                 return 0
             dropped = [segment for segment in segments if segment.first < start]
             if dropped:
-                check_last(self.directory, self.lineage, self.directory_token)
+                check_last(self.segment_store, self.lineage, self.directory_token)
             if self.drop(shard, start, state.sealed):
                 if dropped:
                     self._remove_dropped(dropped)
@@ -292,8 +302,7 @@ class SegmentedLog(LogApi):
         """Remove the files of segments that were dropped, unless another process seals now: then the next cleaning
         does."""
         try:
-            with directory_lock(self.directory):
-                check_last(self.directory, self.lineage, self.directory_token)
+            with self.segment_store.lock(self):
                 self.note_change()
                 self.remove_files(segments)
         except LogUnavailable as error:
@@ -305,15 +314,13 @@ class SegmentedLog(LogApi):
         return [self.decode_entry(entry) for entry in self.manifest(shard)]
 
     def remove_files(self, segments: Sequence[Segment]) -> None:
-        """Remove the files of segments that were dropped, or replaced by compaction.  Call it with the directory's lock
-        held.  One that cannot be removed stays, and the next sealing tries again."""
+        """Remove the files of segments that were dropped, or replaced by compaction.  Call it with the lock held.  One
+        that cannot be removed stays, and the next cleaning tries again."""
         for segment in segments:
             self.segment_reader.forget(segment)
-            path = pathlib.Path(segment.path)
             try:
-                path.unlink(missing_ok=True)
-                staged_path(path).unlink(missing_ok=True)  # it may have died, committed, before it got its name
-            except OSError as error:
+                self.segment_store.delete(segment.path)
+            except (OSError, LogUnavailable) as error:
                 LOG.warning("The segment %s is dropped but cannot be removed: %s", segment.path, error)
 
     def _segment_at(self, shard: int, offset: int, state: ShardState) -> Segment | None:
@@ -358,8 +365,7 @@ class SegmentedLog(LogApi):
         for _, segment, group in sorted(places, key=operator.itemgetter(0)):
             if size > bytes_max:
                 break
-            frames = reader.stream_frames(segment, group, guid, topic)
-            some = [(number, one) for number, one in frames if number <= last and number + one.count > first]
+            some = reader.stream_frames(segment, group, guid, topic, first, last)
             size += sum(len(one.frame) for _, one in some)
             found += some
         return found
@@ -367,15 +373,30 @@ class SegmentedLog(LogApi):
     # -- manifest entries
 
     @property
-    def directory(self) -> pathlib.Path:
-        """Where segments are.  Raises InvalidConfig when no option says so, or it names no directory."""
-        return directory_of(self.conf[config.GROUP].segment_directory, self.default_directory)
+    def has_place(self) -> bool:
+        """Whether it is known where segments are."""
+        return bool(self.conf[config.GROUP].segment_directory) or self.default_directory is not None
+
+    @property
+    def segment_store(self) -> SegmentStore:
+        """Where segments are.  Raises InvalidConfig when no option says so, or it cannot be used."""
+        if self._segment_store is None:
+            options = self.conf[config.GROUP]
+            self._segment_store = segment_store(
+                options.segment_directory, self.default_directory, timeout_s=options.operation_timeout
+            )
+        return self._segment_store
+
+    def storage_options(self) -> Mapping[str, str]:
+        """What a program needs to read segments at their paths without this log, see
+        `durable_log.segments.locations`."""
+        return self.segment_store.storage_options if self.has_place else {}
 
     def encode_entry(self, segment: Segment) -> str:
-        """The manifest entry of a segment.  The file is named relative to the directory, which each host may mount at a
-        place of its own."""
-        file = pathlib.Path(segment.path).relative_to(self.directory)
-        return msgspec.json.encode(segment._replace(path=str(file))._asdict()).decode()
+        """The manifest entry of a segment.  It is named relative to the place, which each host may mount where it
+        likes."""
+        path = self.segment_store.relative(segment.path)
+        return msgspec.json.encode(segment._replace(path=path)._asdict()).decode()
 
     def decode_entry(self, entry: str) -> Segment:
         """Raises LogCorrupt when the entry is damaged."""
@@ -386,11 +407,11 @@ class SegmentedLog(LogApi):
             raise _damaged_entry(entry, str(error)) from error
         if any(type(fields.get(name, "")) is not kind for name, kind in _ENTRY_TYPES.items()):
             raise _damaged_entry(entry, "a field has another type")
-        path = pathlib.Path(segment.path)
-        name = parse_name(path.name)
-        if name is None or (name.first, name.end) != (segment.first, segment.end) or len(path.parts) != 2:
+        folder, _, file = segment.path.partition("/")
+        name = parse_name(file)
+        if name is None or (name.first, name.end) != (segment.first, segment.end) or folder != f"{segment.shard:04d}":
             raise _damaged_entry(entry, "the name of the file and the offsets do not belong together")
-        return segment._replace(path=str(self.directory / path))
+        return segment._replace(path=self.segment_store.path_of(segment.shard, file))
 
 
 _ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces", "lost") else int for name in Segment._fields}

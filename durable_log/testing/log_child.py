@@ -7,18 +7,25 @@
 ``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
 ``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
 ``{"maintain": true}``                              ``{"rounds": n}`` after each round of maintenance, until killed
+``{"seal": shard, "die_after": step}``              seals, and kills itself after that step, else ``{"sealed": n}``
 ==================================================  ===================================================================
+
+The last two may have ``"lease_s": n``, how long a lease for sealing on object storage lasts when the process is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import count
 
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
 from durable_log.log_api import LogApi
+from durable_log.segments import lease
+from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
 from durable_log.upkeep.maintenance import Maintainer
@@ -43,6 +50,7 @@ def increment(log: LogApi, name: str) -> None:
 
 
 def _answers(log: LogApi, command: Message) -> Iterator[Message]:
+    lease.LEASE_S = command.get("lease_s", lease.LEASE_S)
     if "append" in command:
         source = Source(bytes.fromhex(command["guid"]))
         appended = log.append([source.frame(command["append"], FRAME_EVENTS) for _ in range(command["count"])])
@@ -51,6 +59,8 @@ def _answers(log: LogApi, command: Message) -> Iterator[Message]:
         for _ in range(command["count"]):
             increment(log, command["increment"])
         yield {"done": command["count"]}
+    elif "seal" in command:
+        yield _seal(log, command["seal"], command["die_after"])
     elif "maintain" in command:
         yield from _maintain(log)
     else:
@@ -63,6 +73,16 @@ def _maintain(log: LogApi) -> Iterator[Message]:
     while True:
         maintainer.run_once()
         yield {"rounds": maintainer.statistics.rounds}
+
+
+def _seal(log: LogApi, shard: int, die_after: str) -> Message:
+    assert isinstance(log, SegmentedLog)
+
+    def on_step(done: str) -> None:
+        if done == die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return {"sealed": len(Sealer(log, on_step=on_step).seal(shard))}
 
 
 def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> Iterator[Message]:

@@ -7,17 +7,12 @@ another name, in case something can be got out of it.
 
 from __future__ import annotations
 
-import pathlib
-
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment
-from durable_log.segments.files import check_file, encode_lost, publish, write_segment
+from durable_log.segments.files import encode_lost, write_segment
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.upkeep.repairing import RepairReport
-
-DAMAGED = ".damaged"
-"""What is appended to the name of a file that was given up."""
 
 
 def give_up_damaged(log: SegmentedLog, report: RepairReport) -> None:
@@ -48,7 +43,7 @@ def _give_up_sealed(log: SegmentedLog, sealer: Sealer, shard: int, report: Repai
         if segment.first > place:
             _leave_out(log, sealer, (shard, place, segment.first), None, appended_ns, report)
         try:
-            check_file(segment)
+            log.segment_store.check(segment)
         except LogCorrupt as error:
             report.notes.append(f"given up: {error}")
             _leave_out(log, sealer, (shard, segment.first, segment.end), segment, segment.appended_ns_max, report)
@@ -64,19 +59,17 @@ def _leave_out(
     """Put an empty segment in the place of a damaged one, or where the manifest has none."""
     shard, first, end = span
     empty = write_segment(
-        log.directory, log.maker, shard, first, [], end=lambda: end, lost=lambda: encode_lost([(first, end)])
+        log.segment_store, log.maker, shard, first, [], end=lambda: end, lost=lambda: encode_lost([(first, end)])
     )._replace(appended_ns_max=appended_ns)  # so that retention takes it in its turn
-    sealer.note_change()
     entries = [] if old is None else [log.encode_entry(old)]
-    if not log.replace_segments(shard, (first, end), entries, log.encode_entry(empty)):
+    if not sealer.commit(empty, log.replace_segments, shard, (first, end), entries):
         raise LogCorrupt(f"shard {shard}: the manifest changed while offsets {first} to {end} were given up")
-    publish(empty)
+    log.segment_store.publish(empty)
     report.given_up += end - first
     if old is None:
         report.notes.append(f"given up: shard {shard}, offsets {first} to {end}: no segment has them")
         return
     log.segment_reader.forget(old)
-    path = pathlib.Path(old.path)
-    if path.exists():
-        path.rename(path.with_name(path.name + DAMAGED))
-        report.notes.append(f"{path} is kept as {path.name}{DAMAGED}")
+    kept = log.segment_store.set_aside(old)
+    if kept:
+        report.notes.append(f"{old.path} is kept as {kept.rpartition('/')[2]}")

@@ -1,7 +1,7 @@
 """What a log needs now and then: sealing, retention, cleaning.  One process per log does it; several do no harm.
 
 Retention drops the oldest: what was appended longer ago than ``retention_age``, and what makes the log larger than
-``retention_bytes``.  Whatever is dropped is counted.
+``retention_bytes``.  ``retention_topics`` gives topics an age of their own.  Whatever is dropped is counted.
 
 What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping
 may be what makes room again.  Nor does what a clock has stamped that was far ahead for a while: it is as old as what
@@ -16,10 +16,11 @@ import logging
 from collections.abc import Callable, Iterator
 
 from durable_log import config
-from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable
+from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, SealingBusy
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
+from durable_log.segments.topic_retention import TopicAges, TopicRetention
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
@@ -38,6 +39,8 @@ class MaintenanceStatistics:
     sealed_events: int = 0
     dropped_by_age: int = 0
     """Offsets, as in all that count what was dropped."""
+    dropped_by_topic: int = 0
+    """Events."""
     dropped_by_bytes: int = 0
     compacted_segments: int = 0
     compacted_events: int = 0
@@ -61,7 +64,9 @@ class Maintainer(Closeable):
         self._log = log
         self._options = log.conf[config.GROUP]
         self._sealer = Sealer(log)
-        self._compactor = SegmentCompactor(log, self._sealer) if self._options.compact_topics else None
+        self._compactor = SegmentCompactor(log, self._sealer)
+        self._ages = TopicAges(self._options.retention_topics, self._options.retention_age)
+        self._topics = TopicRetention(log, self._sealer, self._compactor, self._ages)
         self.statistics = MaintenanceStatistics()
         self._thread = PeriodicThread(
             "heliograph-log-maintenance",
@@ -91,11 +96,14 @@ class Maintainer(Closeable):
             for state in self._log.state():
                 with self._guarded(f"sealing of shard {state.shard}"):
                     self._seal_if_due(state, now_ns)
-            if self._compactor is not None:
-                self._compact(self._compactor, now_ns)
-        except LogUnavailable as error:
+            self._compact(now_ns)
+            self._drop_by_topic(now_ns)
+        except SealingBusy as error:
             self.statistics.busy += 1
             LOG.info("Maintenance leaves sealing to others: %s", error)
+        except LogUnavailable as error:
+            self.statistics.errors += 1
+            LOG.warning("Maintenance of the log: sealing failed and is tried again: %s", error)
         self._drop_by_age(now_ns)
         with self._guarded("dropping by size"):
             self._drop_by_bytes()
@@ -137,17 +145,22 @@ class Maintainer(Closeable):
         self.statistics.sealed_segments += len(made)
         self.statistics.sealed_events += sum(segment.rows for segment in made)
 
-    def _compact(self, compactor: SegmentCompactor, now_ns: int) -> None:
-        for shard in range(self._log.shards):
+    def _drop_by_topic(self, now_ns: int) -> None:
+        for shard in range(self._log.shards if self._ages else 0):
+            with self._guarded(f"dropping of shard {shard} by topic"):
+                self.statistics.dropped_by_topic += self._topics.drop(shard, now_ns)
+
+    def _compact(self, now_ns: int) -> None:
+        for shard in range(self._log.shards if self._options.compact_topics else 0):
             with self._guarded(f"compaction of shard {shard}"):
-                report = compactor.compact(shard, now_ns)
+                report = self._compactor.compact(shard, now_ns)
                 self.statistics.compacted_segments += report.segments
                 self.statistics.compacted_events += report.removed
 
     def _drop_by_age(self, now_ns: int) -> None:
-        if not self._options.retention_age:
+        if not self._ages.longest_s:
             return
-        before_ns = now_ns - int(self._options.retention_age * _SECOND_NS)
+        before_ns = now_ns - int(self._ages.longest_s * _SECOND_NS)
         for state in self._log.state():
             with self._guarded(f"dropping of shard {state.shard} by age"):
                 kept_from = self._kept_from(state.shard, before_ns, now_ns)

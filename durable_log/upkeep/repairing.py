@@ -23,18 +23,8 @@ from durable_log.core.placing import NOWHERE, Range, StreamPosition, lacking, pl
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.log_api import Segment, ShardState, StoredFrame
-from durable_log.segments.directory import (
-    directory_lock,
-    forget_frames,
-    is_last,
-    keep_frames,
-    kept_frames,
-    published,
-    read_mark,
-    staged_path,
-    unpublished,
-)
-from durable_log.segments.files import Description, describe, publish
+from durable_log.segments.files import Description, describe
+from durable_log.segments.ownership import MOVED, is_last, keep_frames, kept_frames, read_mark
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import RestoredShard, SegmentedLog
 from pubsub_api.errors import InvalidConfig
@@ -100,7 +90,8 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
     seals now or appends meanwhile, LogCorrupt, DriverDependencyMissing.
     """
     report = RepairReport(log.identity, log.identity)
-    with directory_lock(log.directory):
+    store = log.segment_store
+    with store.lock(log):
         owner = _owner(log)
         candidates = _read_files(log, owner, report, on_file)
         plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in log.state()]
@@ -109,11 +100,11 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         report.listed = sum(len(plan.segments) for plan in plans)
         report.added = sum(len(plan.added) for plan in plans)
         report.events = sum(one.rows for plan in plans for one in plan.added)
-        is_copy = not is_last(read_mark(log.directory), log.directory_token())
+        is_copy = not is_last(read_mark(store), log.directory_token())
         has_changed = report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
         if is_copy and not has_changed:
             has_changed = True
-            report.notes.append(f"{log.directory} was changed last by another copy of this store, which loses it")
+            report.notes.append(f"{store.place} was changed last by another copy of this store, which loses it")
         is_wrong = any(plan.is_wrong for plan in plans)
         if is_dry:
             return report
@@ -123,29 +114,30 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
             ancestors = {*log.lineage.ancestors, log.identity, *owner.ancestors, owner.identity}
             lineage = Lineage(new_identity(), frozenset(ancestors | makers))
             for segment in (one for plan in plans for one in plan.added):
-                publish(segment)
-            keep_frames(log.directory, [one.frame for plan in plans for one in plan.moved])
+                store.publish(segment)
+            keep_frames(store, [one.frame for plan in plans for one in plan.moved])
         if has_changed or is_wrong:
             log.restore(lineage, [_restored(log, plan) for plan in plans])
-        for frame in kept_frames(log.directory):
+        for frame in kept_frames(store):
             log.append([frame])  # knows what it has already
-        forget_frames(log.directory)
-        log.note_change()
+        store.remove(MOVED)  # they are in the log again
+        log.note_change(takes_over=True)
         report.identity = lineage.identity
     return report
 
 
 def _owner(log: SegmentedLog) -> Lineage:
     """The log that the directory belongs to, which must be this one, or the store must be empty."""
-    mark = read_mark(log.directory)
-    names = {name.log for _, name, _ in published(log.directory)}
+    store = log.segment_store
+    mark = read_mark(store)
+    names = {found.name.log for found in store.published()}
     owner = log.lineage if mark is None else Lineage(mark.identity, frozenset(mark.ancestors))
     if mark is None and len(names) == 1 and not log.lineage.owns(next(iter(names))):
         owner = Lineage(next(iter(names)))
     is_related = log.lineage.owns(owner.identity) or owner.owns(log.identity)
     if not is_related and any(state.end for state in log.state()):
         raise SegmentsRefused(
-            f"{log.directory} has the segments of the log {owner.identity}, and the log {log.identity} in the store "
+            f"{store.place} has the segments of the log {owner.identity}, and the log {log.identity} in the store "
             "has events of its own: two logs cannot be made one. Repair into an empty store, or give this log another "
             "[log] segment_directory",
             identity=log.identity, found=owner.identity,
@@ -157,7 +149,8 @@ def _read_files(
     log: SegmentedLog, owner: Lineage, report: RepairReport, on_file: OnFile
 ) -> dict[int, list[Description]]:
     """Every file of the log that can be read, by shard."""
-    files = [*published(log.directory), *unpublished(log.directory)]
+    store = log.segment_store
+    files = [*store.published(), *store.unpublished()]
     found: dict[int, list[Description]] = {}
     for done, (shard, name, path) in enumerate(files):
         on_file(done, len(files))
@@ -165,7 +158,7 @@ def _read_files(
             report.notes.append(f"{path} was made by the log {name.log}..., and is left alone")
             continue
         try:
-            description = describe(path, shard, name)
+            description = describe(store, files[done])
         except LogCorrupt as error:
             report.notes.append(str(error))
             continue
@@ -289,11 +282,10 @@ def _sound_entries(log: SegmentedLog, shard: int, report: RepairReport) -> Itera
         except LogCorrupt as error:
             report.notes.append(str(error))
             continue
-        path = pathlib.Path(segment.path)
-        if path.exists() or staged_path(path).exists():
+        if log.segment_store.exists(segment):
             yield segment
         else:
-            report.notes.append(f"{path} is in the manifest and is missing")
+            report.notes.append(f"{segment.path} is in the manifest and is missing")
 
 
 def _is_manifest_wrong(log: SegmentedLog, plan: _Plan) -> bool:

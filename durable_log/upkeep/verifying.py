@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from durable_log.core.positions import decode_position, wrong_end
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState
-from durable_log.segments.directory import published
-from durable_log.segments.files import check_file
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.errors import FrameError, InvalidConfig
+
+OnProgress = Callable[[int, int], None]
+"""How much is done, and how much there is."""
 
 
 @dataclasses.dataclass
@@ -34,19 +35,28 @@ class LogVerification:
     them.  An older store was restored, most likely."""
 
 
-def verify(log: LogApi) -> LogVerification:
+def verify(log: LogApi, *, on_progress: OnProgress = lambda _done, _total: None) -> LogVerification:
     """Check every file, every frame and every offset.  Reads everything once; others may use the log meanwhile.
 
-    Raises LogUnavailable; whatever else is wrong becomes a problem.
+    ``on_progress`` is told how many offsets were read, of how many.  Raises LogUnavailable; whatever else is wrong
+    becomes a problem.
     """
     found = LogVerification()
     if isinstance(log, SegmentedLog):
         found.problems += log.check_store()
         found.unlisted += _unlisted(log)
-    for state in log.state():
+    states = log.state()
+    done, total = 0, sum(state.end - state.start for state in states)
+    for state in states:
+        before = done - state.start
+
+        def on_offset(offset: int, before: int = before) -> None:
+            on_progress(min(before + offset, total), total)
+
         found.shards += 1
         found.problems += _check_files(log, state, found)
-        found.problems += _check_frames(log, state, found)
+        found.problems += _check_frames(log, state, found, on_offset)
+        done += state.end - state.start
         if isinstance(log, SegmentedLog):
             found.problems += _check_positions(log, state.shard)
     return found
@@ -70,13 +80,16 @@ def _check_files(log: LogApi, state: ShardState, found: LogVerification) -> Iter
             yield f"shard {state.shard}: no segment has offsets {place} to {segment.first}"
         place = segment.end
         try:
-            check_file(segment)
+            if isinstance(log, SegmentedLog):
+                log.segment_store.check(segment)
         except LogCorrupt as error:
             if segment in log.segments(state.shard):
                 yield str(error)
 
 
-def _check_frames(log: LogApi, state: ShardState, found: LogVerification) -> Iterator[str]:
+def _check_frames(
+    log: LogApi, state: ShardState, found: LogVerification, on_offset: Callable[[int], None]
+) -> Iterator[str]:
     """Offsets are without holes, except where compaction made some, which only it can."""
     offset = state.start
     try:
@@ -84,6 +97,7 @@ def _check_frames(log: LogApi, state: ShardState, found: LogVerification) -> Ite
     except LogCorrupt:
         offset, compacted = state.sealed, []  # told already
     while offset < state.end:
+        on_offset(offset)
         try:
             frames = log.read(state.shard, offset)
         except OffsetTooOld as error:
@@ -135,8 +149,8 @@ def _check_positions(log: SegmentedLog, shard: int) -> Iterator[str]:
 def _unlisted(log: SegmentedLog) -> list[str]:
     try:
         listed = {segment.path for segment in log.segments()}
-        found = published(log.directory)
+        found = list(log.segment_store.published()) if log.has_place else []
     except (LogCorrupt, InvalidConfig):
         return []
     starts = {state.shard: state.start for state in log.state()}
-    return [str(path) for shard, name, path in found if str(path) not in listed and name.end > starts.get(shard, 0)]
+    return [path for shard, name, path in found if path not in listed and name.end > starts.get(shard, 0)]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heliograph.console.layout import ConsolePage, absent, section, told
+from heliograph.console.layout import ConsolePage, absent, action_links, section, told
 from heliograph.console.markup import Child, Markup, command, joined, known, link, seconds, state, tag
 from heliograph.console.sources import ConsoleSources, RegisteredPublisher
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
@@ -30,9 +30,9 @@ CONTROLLER_COLUMNS = (
 )  # fmt: skip
 SUBSCRIBER_COLUMNS = (
     Column("name", "Member"), Column("state", "State"), Column("queue", "Queue", True), Column("links", "Links"),
-    Column("publishers", "Publishers heard", True), Column("rate", "Received/s", True), Column("lost", "Lost", True),
-    Column("refused", "Refused frames", True), Column("resyncs", "Resyncs by reason"),
-    Column("seen", "Heard of", True),
+    Column("publishers", "Publishers heard", True), Column("rate", "Received/s", True), Column("gaps", "Gaps", True),
+    Column("repaired", "Repaired", True), Column("lost", "Lost", True), Column("refused", "Refused frames", True),
+    Column("resyncs", "Resyncs by reason"), Column("seen", "Heard of", True),
 )  # fmt: skip
 SENDER_COLUMNS = (
     Column("name", "Member"), Column("state", "State"), Column("role", "Role"), Column("host", "Host"),
@@ -207,7 +207,8 @@ def _subscriber_row(member: FleetMember) -> RowView:
     resyncs = ", ".join(f"{reason} {count}" for reason, count in report.resyncs.items())
     return RowView(
         [_name(member), _state(member), cell(report.lag), cell(f"{report.links_up} of {total}"),
-         cell(report.publishers), _rate(member.received_per_s), cell(report.lost), cell(report.refused),
+         cell(report.publishers), _rate(member.received_per_s), cell(report.gaps), cell(report.repaired),
+         cell(report.lost), cell(report.refused),
          cell(resyncs or "none"), _seen(member)],
         member.states,
     )  # fmt: skip
@@ -231,7 +232,8 @@ def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     why = tag("ul", *(tag("li", sentence) for sentence in found.why)) if found.why else None
     heard = tag("p", "Heard of ", seconds(found.silent_s), " ago.")
     report = found.report
-    shown: list[Child] = [states, why, heard, told(sample)]
+    forget = action_links(sources, ("forget",), key) if "silent" in found.states else None
+    shown: list[Child] = [states, why, heard, forget, told(sample)]
     if report is not None:
         facts = {
             "Role": report.role, "Host": report.host, "Process": str(report.pid), "Release": report.release,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heliograph.console.markup import Child, Markup, command, joined, seconds, tag, text
 from heliograph.console.sampling import SourceSample
+
+if TYPE_CHECKING:
+    from heliograph.console.sources import ConsoleSources
 
 PAGES = {
     "/": "Overview",
@@ -14,6 +18,7 @@ PAGES = {
     "/controllers": "Controllers",
     "/publishers": "Publishers",
     "/subscribers": "Subscribers",
+    "/topics": "Topics",
     "/groups": "Groups",
     "/durability": "Durability",
     "/log": "Log",
@@ -38,6 +43,7 @@ class ConsolePage(NamedTuple):
     """What changes, by the id of its section."""
     form: Markup = text("")
     """What does not: nobody's typing is overwritten."""
+    is_live: bool = True
 
 
 def told(sample: SourceSample[Any]) -> Markup:
@@ -70,11 +76,22 @@ def section(title: str, *children: Child) -> Markup:
     return joined((tag("h2", title), *children))
 
 
-def whole(path: str, page: ConsolePage, target: str, number: int) -> str:
-    """The page as it is sent first."""
+def action_links(sources: ConsoleSources, names: Sequence[str], target: str) -> Markup:
+    """Ways to the forms that ask for actions; nothing where there are none."""
+    if not sources.allows_actions:
+        return text("")
+    query = urllib.parse.quote(target, safe="")
+    links = [tag("a", name.capitalize(), href=f"/action?do={name}&target={query}", class_="act") for name in names]
+    return tag("p", "Actions: ", *(joined((one, " ")) for one in links), class_="acts")
+
+
+def whole(path: str, page: ConsolePage, target: str, number: int, further: Mapping[str, str]) -> str:
+    """The page as it is sent first.  ``further`` are pages that this console has beside `PAGES`."""
+    pages = {**PAGES, **further}
+    allows_actions = "/actions" in pages
     ways = [
         tag("li", tag("a", title, href=way, aria_current="page" if way == path else None))
-        for way, title in PAGES.items()
+        for way, title in pages.items()
     ]
     head = tag(
         "head",
@@ -83,21 +100,23 @@ def whole(path: str, page: ConsolePage, target: str, number: int) -> str:
         tag("title", f"{page.title} - Heliograph"),
         tag("link", rel="icon", href="/assets/icon.svg", type="image/svg+xml"),
         tag("link", rel="stylesheet", href="/assets/console.css"),
-        tag("script", src="/assets/console.js", defer=True),
+        tag("script", src="/assets/console.js", defer=True) if page.is_live else None,
     )
+    status = tag("p", tag("span", "not live", id="live", role="status", class_="live"), " ",
+                 tag("button", "Pause", id="pause", type="button", hidden=True), class_="status")  # fmt: skip
     header = tag(
         "header",
         tag("a", "Go to the content", href="#content", class_="skip"),
         tag("p", tag("strong", "Heliograph"), " ", target, class_="brand"),
-        tag("p", tag("span", "not live", id="live", role="status", class_="live"), " ",
-            tag("button", "Pause", id="pause", type="button", hidden=True), class_="status"),
+        status if page.is_live else None,
         tag("nav", tag("ul", *ways), aria_label="Pages"),
     )  # fmt: skip
     parts = [tag("section", part, id=name) for name, part in page.parts.items()]
     main = tag("main", tag("h1", page.title), page.form, *parts, id="content")
     footer = tag(
         "footer",
-        tag("p", "Read-only. What is not known is called unknown, never 0. Without scripts, load the page again."),
+        tag("p", "Who has the admin token can act. " if allows_actions else "Read-only. ",
+            "What is not known is called unknown, never 0. Without scripts, load the page again."),
     )  # fmt: skip
     body = tag("body", header, main, footer, data_number=number)
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"

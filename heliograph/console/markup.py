@@ -29,6 +29,13 @@ def text(child: Child) -> Markup:
     return Markup("") if child is None else Markup(html.escape(printable(str(child))))
 
 
+def cut(words: str, characters_max: int = 200) -> str:
+    """A text that may be of any length, so that a page can be loaded whatever is in it."""
+    if len(words) <= characters_max:
+        return words
+    return f"{words[:characters_max]} ... ({len(words):,} characters)"
+
+
 def joined(children: Iterable[Child]) -> Markup:
     return Markup("".join(map(text, children)))
 

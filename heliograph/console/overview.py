@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from heliograph.commands.history.durability import clashes, trouble_of
 from heliograph.console.fleet_pages import NO_MEMBER
 from heliograph.console.layout import ConsolePage, absent, section, told
+from heliograph.console.live.rates import SPAN_S, charts
 from heliograph.console.markup import Child, Markup, joined, known, link, state, tag
 from heliograph.console.sources import OUTBOX_AGE_S, OUTBOX_SHOWN_MAX, ConsoleSources
 from heliograph.console.store_pages import lag_text, worst_age
@@ -41,6 +42,7 @@ def overview(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     parts = {
         "problems": section(f"Problems: {len(problems)}", shown),
         "fleet": _fleet(sources),
+        "rates": section(f"The last {SPAN_S / 60:.0f} minutes", charts(sources.rates)),
         "stores": _stores(sources),
     }
     return ConsolePage("Overview", parts)

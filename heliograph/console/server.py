@@ -1,7 +1,7 @@
 """The server of the console: pages, assets, and one stream of events for each page that is looked at.
 
 A stream begins with every part of its page and goes on with the parts that have changed.  Viewers of the same page
-share what is made for it.  There is no password and nothing can be changed: it listens on loopback only, and refuses
+share what is made for it.  Reading needs no password: it listens on loopback only, and refuses
 requests whose Host is another name, because a page of a stranger could be led to this address under a name of its own.
 """
 
@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from heliograph.console import fleet_pages, overview, search, store_pages, topology
+from heliograph.console.acting.desk import BODY_BYTES_MAX, ActionServer
 from heliograph.console.layout import ConsolePage, whole
+from heliograph.console.live import pages as live_pages
 from heliograph.console.sampling import Sampler
 from heliograph.console.sources import ConsoleSources
 from heliograph.console.tables import Query, parse_query
@@ -54,7 +56,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
     "'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # without one, a browser does not say where a form comes from
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _HTML = "text/html; charset=utf-8"
@@ -73,6 +75,7 @@ MAKERS: Mapping[str, MakePage] = {
     "/member": fleet_pages.member,
     "/publishers": fleet_pages.publishers,
     "/subscribers": fleet_pages.subscribers,
+    "/topics": live_pages.topics,
     "/groups": store_pages.groups,
     "/group": store_pages.group,
     "/durability": store_pages.durability,
@@ -95,7 +98,8 @@ class ConsoleServer(Closeable):
     Raises InvalidConfig for an address that is not on loopback, AddressInUse, LimitReached.
     """
 
-    def __init__(self, address: str, sources: ConsoleSources, *, target: str = "") -> None:
+    def __init__(self, address: str, sources: ConsoleSources, *, target: str = "", token: str | None = None) -> None:
+        """``token`` None: there are no actions."""
         host, port = parse_address(address, "the console")
         if not is_loopback(host):
             raise InvalidConfig(
@@ -104,6 +108,22 @@ class ConsoleServer(Closeable):
             )
         self._sources = sources
         self._target = target
+        self._live: dict[str, MakePage] = dict(MAKERS)
+        """Pages that have a stream."""
+        self._makers = dict(MAKERS)
+        self._further: dict[str, str] = {}
+        """Pages that only some consoles have."""
+        if sources.tails is not None:
+            self._live["/tail"] = live_pages.tail
+            self._further["/tail"] = "Tail"
+        self._actions: ActionServer | None = None
+        if token is not None:
+            self._actions = ActionServer(sources, token)
+            sources.allows_actions = True
+            self._live["/actions"] = self._actions.done
+            self._further["/actions"] = "Actions"
+            self._makers["/action"] = self._actions.ask
+        self._makers.update(self._live)
         folder = importlib.resources.files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_text() for name in ASSETS}
         self._lock = threading.Lock()
@@ -137,37 +157,44 @@ class ConsoleServer(Closeable):
     # -- requests
 
     def _answer(self, sock: socket.socket, deadline: float) -> None:
-        request = read_request(sock, deadline)
+        request = read_request(sock, deadline, body_bytes_max=BODY_BYTES_MAX if self._actions is not None else 0)
         if request is None:
             return
         path = request.path.removeprefix(_STREAM)
-        if request.method == "GET" and path != request.path and path in MAKERS and _is_from_here(request):
+        if request.method == "GET" and path != request.path and path in self._live and _is_from_here(request):
             self._stream(sock, path, request.query)
             return
-        page = self._page(request)
+        page = self._page(request, _shown(sock.getpeername()))
         send_page(sock, page, time.monotonic() + ANSWER_S, is_head=request.method == "HEAD", headers=HEADERS)
 
-    def _page(self, request: HttpRequest) -> Page:
+    def _page(self, request: HttpRequest, asker: str) -> Page:
         if not request.method:
             return NO_REQUEST
         if not _is_from_here(request):
-            return Page(403, TEXT, "the console answers to loopback names only, such as 127.0.0.1 and localhost\n")
+            return Page(403, TEXT, "this answers to loopback names, such as 127.0.0.1, and not inside other pages\n")
+        if request.method == "POST" and self._actions is not None and request.path == "/action":
+            answer = self._actions.answer(request, asker)
+            with self._lock:
+                self._kept = {}  # who acted sees at once what was done
+            return answer
         if request.method not in ("GET", "HEAD"):
             return READ_ONLY
         name = request.path.removeprefix("/assets/")
         if name != request.path and name in ASSETS:
             return Page(200, ASSETS[name], self._assets[name])
-        if request.path not in MAKERS:
-            return Page(404, TEXT, f"there are {', '.join(MAKERS)}\n")
+        if request.path not in self._makers:
+            return Page(404, TEXT, f"there are {', '.join(self._makers)}\n")
         try:
             made = self._made(request.path, request.query)
         except Exception as error:
             LOG.exception("The page %s cannot be made.", request.path)
             return Page(500, TEXT, f"this page cannot be made, please report it: {type(error).__name__}: {error}\n")
-        return Page(200, _HTML, whole(request.path, made, self._target, self._sampler.number))
+        return Page(200, _HTML, whole(request.path, made, self._target, self._sampler.number, self._further))
 
     def _made(self, path: str, query: str) -> ConsolePage:
-        """For all viewers of the same page at the same time."""
+        """For all viewers of the same page at the same time; a form is made anew for each."""
+        if path not in self._live:
+            return self._makers[path](self._sources, path, parse_query(query))
         moment = (self._sampler.number, int(time.monotonic() / REFRESH_S))
         with self._lock:
             if moment != self._kept_at or len(self._kept) >= _KEPT_MAX:
@@ -176,7 +203,7 @@ class ConsoleServer(Closeable):
         with kept.lock:  # of this page only: a search may have to wait for the database
             if kept.page is None:
                 self.pages_made += 1
-                kept.page = MAKERS[path](self._sources, path, parse_query(query))
+                kept.page = self._live[path](self._sources, path, parse_query(query))
             return kept.page
 
     # -- streams
@@ -213,14 +240,22 @@ class ConsoleServer(Closeable):
         return max((age for age in ages if age is not None), default=None)
 
 
+def _shown(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
 def _event(number: int, data: Mapping[str, object]) -> bytes:
     return f"event: parts\nid: {number}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def _is_from_here(request: HttpRequest) -> bool:
+    """Pages of strangers may have a link to the console, and may not put it, or its streams, into themselves: they
+    could not read them, and would take the places of viewers."""
     host = request.headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(name)
+    is_linked = request.headers.get("sec-fetch-dest") == "document"
+    is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    return is_loopback(name) and (is_own or is_linked)
 
 
 def is_loopback(host: str) -> bool:

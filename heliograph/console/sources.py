@@ -7,16 +7,23 @@ again.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from heliograph import options
 from heliograph.commands.services.status import ask_service
 from heliograph.console.comparison import CopyComparison
+from heliograph.console.live.rates import RateHistory
+from heliograph.console.live.tail import TailRegistry
+from heliograph.console.markup import cut
 from heliograph.console.sampling import SampleSource
 from heliograph.opening import databases, targets
+from pubsub_api import Event
 from pubsub_api.runtime.closing import Closeable
 
 if TYPE_CHECKING:
@@ -26,7 +33,9 @@ if TYPE_CHECKING:
     from nb_api import DbApi
     from nb_api.core.directory import DirectoryEntry
     from nb_api.fleet import FleetView
+    from pubsub_api import Session
     from shared_subscriptions.groups import GroupView
+    from shared_subscriptions.redriving import DeadLetter
 
 OUTBOX_SHOWN_MAX = 1000
 OUTBOX_AGE_S = 10.0
@@ -50,18 +59,20 @@ H = TypeVar("H", bound=_HasClose)
 
 
 class LateHandle(Closeable, Generic[H]):
-    """Something that is opened when it is first needed, and again after a failure.  One thread opens it at a time."""
+    """Something that is opened when it is first needed, and again after a failure.  From any thread."""
 
     def __init__(self, open_: Callable[[], H]) -> None:
         self._open = open_
+        self._lock = threading.Lock()
         self._handle: H | None = None
         self._is_closed = False
 
     def get(self) -> H:
         """Raises what opening raises."""
-        if self._handle is None:
-            self._handle = self._open()
-        return self._handle
+        with self._lock:
+            if self._handle is None:
+                self._handle = self._open()
+            return self._handle
 
     @property
     def opened(self) -> H | None:
@@ -95,11 +106,12 @@ class DatabaseView:
 class DatabaseReader:
     """For one thread."""
 
-    def __init__(self, handle: LateHandle[DbApi]) -> None:
+    def __init__(self, handle: LateHandle[DbApi], rates: RateHistory) -> None:
         from nb_api.coordination.leases import lease_clock
         from pubsub_api.core.leases import LeaseProgress
 
         self._handle = handle
+        self._rates = rates
         self._clock = lease_clock
         self._progress = LeaseProgress()
         self._comparison = CopyComparison()
@@ -115,6 +127,9 @@ class DatabaseReader:
         if self._observer is None:
             self._observer = FleetObserver(db)
         fleet = self._observer.look()
+        self._rates.add("Received/s", _sum(one.received_per_s for one in fleet.members))
+        self._rates.add("Published/s", _sum(one.published_per_s for one in fleet.members))
+        self._rates.add("Members that are not well", sum(one.state != "ok" for one in fleet.members))
         with contextlib.closing(db.snapshot(tables=[TABLE])) as snapshot:
             found = list(snapshot)
         self._progress.observe({one.key: one.version for one in found}, self._clock())
@@ -133,15 +148,10 @@ class DatabaseReader:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class DeadLetter:
-    group: str
-    offset: int
-    table: str
-    key: str
-    topic: str
-    reason: str
-    attempts: int | None
+def _sum(rates: Iterable[float | None]) -> float | None:
+    """Of those that are known; None when none is."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +163,41 @@ class LogView:
     groups: list[GroupView]
     groups_left_out: int
     dead_letters: dict[str, int]
-    """Group -> how many were ever parked in this log."""
-    newest_letters: list[DeadLetter]
+    """Group -> how many were parked in this log and not redriven."""
+    newest_letters: list[tuple[str, DeadLetter]]
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Topic -> events a second since the log was asked before."""
+
+
+class LogReader:
+    """For one thread."""
+
+    def __init__(self, handle: LateHandle[LogApi], rates: RateHistory) -> None:
+        self._handle = handle
+        self._rates = rates
+        self._before: tuple[float, collections.Counter[str]] | None = None
+
+    def read(self) -> LogView:
+        """Raises HeliographError."""
+        found = read_log(self._handle.get())
+        counts = collections.Counter[str]()
+        for _, stream in found.streams:
+            counts[stream.topic] += stream.last - sum(high - low + 1 for low, high in stream.missing)
+        before, now = self._before, time.monotonic()
+        self._before = (now, counts)
+        self._rates.add("Lag of all groups", float(sum(one.lag for one in found.groups)))
+        if before is None:
+            return found
+        passed_s = max(now - before[0], 0.001)
+        told = {topic: max(0, count - before[1][topic]) / passed_s for topic, count in counts.items()}
+        self._rates.add("Recorded/s", sum(told.values()))
+        return dataclasses.replace(found, rates=told)
 
 
 def read_log(log: LogApi) -> LogView:
     """Raises HeliographError."""
-    from shared_subscriptions import groups
-    from shared_subscriptions.config import DEAD_LETTER_TOPIC
+    from durable_log.log_api import shard_of
+    from shared_subscriptions import groups, redriving
     from shared_subscriptions.errors import GroupNotFound
 
     states = log.state()
@@ -170,35 +207,29 @@ def read_log(log: LogApi) -> LogView:
     for name in names[:GROUPS_MAX]:
         with contextlib.suppress(GroupNotFound):  # destroyed meanwhile
             views.append(groups.show(log, name, offsets_max=OFFSETS_MAX))
-    topics = {DEAD_LETTER_TOPIC.replace("{group}", name): name for name in names}
+    topics = {redriving.topic_of(name): name for name in names}
     parked = [(topics[one.topic], shard, one) for shard, one in streams if one.topic in topics]
     counts: dict[str, int] = {}
     for group, _, stream in parked:
         counts[group] = counts.get(group, 0) + stream.last
-    newest = [letter for group in counts for letter in _newest_letters(log, group, states)]
+    newest = []
+    for group in list(counts):
+        done = redriving.progress(log, group)
+        counts[group] -= min(done.letters, counts[group])
+        state = states[shard_of(redriving.topic_of(group), len(states))]
+        # Of what was appended last to the shard; older ones may be there, too.
+        found = redriving.letters(log, group, max(done.until, state.end - _LETTERS_BACK))
+        late = collections.deque(map(_short, found), maxlen=DEAD_LETTERS_MAX)
+        newest += [(group, letter) for letter in reversed(late)]
+    counts = {group: count for group, count in counts.items() if count}
     return LogView(log.identity, states, log.segments(), streams, views, len(names) - len(views), counts, newest)
 
 
-def _newest_letters(log: LogApi, group: str, states: list[ShardState]) -> list[DeadLetter]:
-    """Of what was appended last to the shard of its topic; older ones may be there, too."""
-    from durable_log.log_api import shard_of
-    from shared_subscriptions.config import DEAD_LETTER_TOPIC
-
-    topic = DEAD_LETTER_TOPIC.replace("{group}", group)
-    state = states[shard_of(topic, len(states))]
-    found = []
-    for stored in log.read(state.shard, max(state.start, state.end - _LETTERS_BACK)):
-        if stored.header().topic == topic:
-            for place, event in enumerate(stored.events()):
-                told = event.value if isinstance(event.value, dict) else {}
-                attempts = told.get("attempts")
-                found.append(
-                    DeadLetter(
-                        group, stored.offset + place, event.table, event.key, str(told.get("topic", "")),
-                        str(told.get("reason", "")), attempts if isinstance(attempts, int) else None,
-                    )
-                )  # fmt: skip
-    return found[-DEAD_LETTERS_MAX:][::-1]
+def _short(letter: DeadLetter) -> DeadLetter:
+    """Without its value, which may be large."""
+    event = letter.event
+    shown = Event(topic=event.topic, table=cut(event.table), key=cut(event.key), action=event.action)
+    return dataclasses.replace(letter, event=shown, reason=cut(letter.reason, 400))
 
 
 class ConsoleSources(Closeable):
@@ -210,28 +241,44 @@ class ConsoleSources(Closeable):
         self._is_closed = False
         self.expected: int | None = args.expect
         """Members that the operator knows to be there."""
-        db, log, client = self._handles(args)
-        self.db = db
+        self.allows_actions = False
+        """The server of the console says whether there is a token for them."""
+        self.rates = RateHistory()
+        self.db, self.log_handle, session, client = self._handles(args)
         is_named = bool(args.config_file)
         self.database: SampleSource[DatabaseView] = SampleSource(
-            "database", f"the database{_place('db', args.db)}", DatabaseReader(db).read, interval_s=1.0
+            "database",
+            f"the database{_place('db', args.db)}",
+            DatabaseReader(self.db, self.rates).read,
+            interval_s=1.0,
         )
         self.log: SampleSource[LogView] = SampleSource(
-            "log", f"the log{_place('log', args.log)}", lambda: read_log(log.get()), interval_s=5.0,
-            is_expected=args.log is not None,
+            "log", f"the log{_place('log', args.log)}", LogReader(self.log_handle, self.rates).read,
+            interval_s=5.0, is_expected=args.log is not None,
         )  # fmt: skip
         self.durability: SampleSource[list[ServiceStatus]] = SampleSource(
             "durability", f"durability services{_place('bus', args.bus)}",
             (lambda: _answers(client.get())) if is_named or args.bus is not None else None,
             interval_s=5.0, is_expected=False,
         )  # fmt: skip
+        self.tails: TailRegistry | None = None
+        """None: nobody may look at events."""
+        if args.tail is not None:
+            self.tails = self._stack.enter_context(TailRegistry(session.get, shows_values=args.tail == "values"))
         conf = databases.read_service_conf(args)
+
+        def ask() -> dict[str, Any]:
+            if self.tails is not None:
+                self.tails.close_unseen()  # here, because this source is always asked
+            return ask_service(conf, _STATUS_S)
+
         self.service: SampleSource[dict[str, Any]] = SampleSource(
-            "service", "the publisher service of this host", lambda: ask_service(conf, _STATUS_S), interval_s=2.0,
-            is_expected=False,
+            "service", "the publisher service of this host", ask, interval_s=2.0, is_expected=False,
         )  # fmt: skip
 
-    def _handles(self, args: argparse.Namespace) -> tuple[LateHandle[DbApi], LateHandle[LogApi], LateHandle[Any]]:
+    def _handles(
+        self, args: argparse.Namespace
+    ) -> tuple[LateHandle[DbApi], LateHandle[LogApi], LateHandle[Session], LateHandle[Any]]:
         def open_db() -> DbApi:
             from nb_api import loading
             from pubsub_api.config import new_conf
@@ -246,12 +293,13 @@ class ConsoleSources(Closeable):
         def open_client() -> Any:
             from durability_service.client import DurabilityClient
 
-            return DurabilityClient(self._stack.enter_context(options.open_session(args)))
+            return DurabilityClient(session.get())
 
         db, log, client = LateHandle(open_db), LateHandle(open_log), LateHandle(open_client)
-        for handle in (db, log, client):
+        session = LateHandle(lambda: options.open_session(args))
+        for handle in (db, log, session, client):
             self._stack.enter_context(handle)
-        return db, log, client
+        return db, log, session, client
 
     def all(self) -> tuple[SampleSource[Any], ...]:
         return self.database, self.log, self.durability, self.service

@@ -6,7 +6,7 @@ import urllib.parse
 from typing import TYPE_CHECKING
 
 from heliograph.commands.history.durability import clashes, trouble_of
-from heliograph.console.layout import ConsolePage, absent, section, told
+from heliograph.console.layout import ConsolePage, absent, action_links, section, told
 from heliograph.console.markup import Markup, command, joined, known, link, seconds, tag
 from heliograph.console.sources import ConsoleSources, LogView
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
@@ -41,6 +41,7 @@ STREAM_COLUMNS = (
     Column("topic", "Topic"), Column("shard", "Shard", True), Column("publisher", "Publisher"),
     Column("last", "Last number", True), Column("missing", "Missing", True), Column("ranges", "Which"),
 )  # fmt: skip
+GROUP_ACTIONS = ("pause", "resume", "drain", "redrive", "destroy")
 _NO_GROUP = joined(("No group is declared. Next: ", command("heliograph group declare billing 'tenant-7/#' --log URL")))
 
 
@@ -93,11 +94,13 @@ def _letters(found: LogView, group: str | None = None) -> Markup:
         Column("topic", "Topic"), Column("attempts", "Attempts", True), Column("reason", "Reason"),
     )  # fmt: skip
     rows = [
-        RowView([cell(one.group), cell(one.offset), cell(f"{one.table}/{one.key}"), cell(one.topic),
+        RowView([cell(name), cell(one.offset), cell(f"{one.event.table}/{one.event.key}"), cell(one.event.topic),
                  cell(one.attempts), cell(one.reason)])
-        for one in found.newest_letters if group in (None, one.group)
+        for name, one in found.newest_letters if group in (None, name)
     ]  # fmt: skip
-    made = fixed_table(columns, rows, caption="Newest dead letters", empty="No dead letter was found.")
+    made = fixed_table(
+        columns, rows, caption="Newest dead letters", empty="No dead letter was found that was not redriven."
+    )
     return section("Dead letters", made)
 
 
@@ -127,7 +130,7 @@ def group(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
                   f"{view.leader or 'nobody'}; ", "never led" if view.heard_s is None else
                   joined(("a leader was heard of ", seconds(view.heard_s), " before that")))  # fmt: skip
     parts = {"group": joined((summary, told(sample), made)), "letters": _letters(found, name)}
-    return ConsolePage(title, parts)
+    return ConsolePage(title, parts, action_links(sources, GROUP_ACTIONS, name))
 
 
 def durability(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
@@ -180,7 +183,14 @@ def log(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     rows = RowsView(streams, _stream_row)
     made = table(path, query, STREAM_COLUMNS, rows, caption="Streams, with numbers that never came", empty=empty)
     parts = {
-        "shards": joined((summary, told(sample), fixed_table(SHARD_COLUMNS, shards, caption="Shards", empty=empty))),
+        "shards": joined(
+            (
+                summary,
+                action_links(sources, ("seal",), found.identity),
+                told(sample),
+                fixed_table(SHARD_COLUMNS, shards, caption="Shards", empty=empty),
+            )
+        ),
         "streams": section("Streams", made),
     }
     return ConsolePage("Log", parts, filter_form(path, query))

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, overload
 
-from heliograph.console.markup import Child, Markup, joined, known, link, tag, text
+from heliograph.console.markup import Child, Markup, cut, joined, known, link, tag, text
 from heliograph.output import counted
 
 ROWS_PER_PAGE = 50
@@ -58,7 +58,9 @@ class Column(NamedTuple):
 
 def cell(value: float | str | None, shown: Child = None) -> Cell:
     """A number or a text; an empty one is not known."""
-    return Cell(known(value) if shown is None else shown, None if value == "" else value)
+    if shown is None:
+        shown = known(cut(value, 500) if isinstance(value, str) else value)
+    return Cell(shown, None if value == "" else value)
 
 
 def parse_query(query: str) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -54,6 +56,20 @@ class Progress:
             self._last_line = time.monotonic()
             left_s = (self._total - done) / max(per_second, 1e-9)
             note(f"{self._what}: {done:,} of {self._total:,}, {rate}, {left_s:.0f} s left")
+
+
+@contextlib.contextmanager
+def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
+    """For work that tells how much it has done and how much there is: call the result with both."""
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def update(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Progress(what, total)))
+            bars[0].update(done)
+
+        yield update
 
 
 def _make_bar() -> RichProgress:

@@ -37,9 +37,15 @@ from nb_api.aio.cache import AsyncSubscription as Subscription
 from nb_api.aio.controller import AsyncController as Controller
 from nb_api.aio.controller import AsyncRequest as Request
 from nb_api.aio.election import AsyncElection as Election
+from nb_api.aio.key_shards import AsyncKeyShards as KeyShards
+from nb_api.aio.tables import AsyncCachedTable as CachedTable
+from nb_api.aio.tables import AsyncTable as Table
+from nb_api.aio.tables import AsyncTableSubscription as TableSubscription
+from nb_api.aio.tables import AsyncTransactionTable as TransactionTable
 
 __all__ = [
     "CacheChange",
+    "CachedTable",
     "Change",
     "Controller",
     "ControllerStatistics",
@@ -49,6 +55,7 @@ __all__ = [
     "Election",
     "Index",
     "Key",
+    "KeyShards",
     "LocalCache",
     "LocalCacheStatistics",
     "NbApi",
@@ -59,7 +66,10 @@ __all__ = [
     "Resynced",
     "RetryPauses",
     "Subscription",
+    "Table",
+    "TableSubscription",
     "Transaction",
+    "TransactionTable",
     "Updated",
     "Verification",
 ]

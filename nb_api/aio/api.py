@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 
+from nb_api.aio.tables import AsyncTable, AsyncTransactionTable, check_plain
 from nb_api.api import NbApi, NbStatistics
 from nb_api.db_api import DbObject
 from nb_api.writing.transaction import Transaction
-from pubsub_api.errors import UsageError
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
 
+T = TypeVar("T")
 CALLS_MAX = 8
 """Calls that wait for the database at a time, each in a thread; further ones wait for their turn.  A database shares
 one commit among the writers of a moment, so a few are as good as many."""
@@ -73,8 +74,7 @@ class AsyncNbApi:
     ) -> int:
         """As `NbApi.update`.  A function from the present value to the new one is called in a thread, and is no
         coroutine function: it may be called again, and must not wait.  Of cancelling, see the class."""
-        if inspect.iscoroutinefunction(value):
-            raise UsageError("the function that makes the new value is a plain one: a thread calls it")
+        check_plain(value)
         return await self._calls.run(
             self._nb.update, table, key, value, topic=topic, expected_version=expected_version
         )  # fmt: skip
@@ -87,9 +87,9 @@ class AsyncNbApi:
         """As `NbApi.put`.  Of cancelling, see the class."""
         return await self._calls.run(self._nb.put, table, key, value, topic=topic, expected_version=expected_version)
 
-    def transaction(self) -> AsyncTransaction:
+    def transaction(self, *, headers: Mapping[str, str] = NO_HEADERS) -> AsyncTransaction:
         """``async with nb.transaction() as txn:`` collects writes by plain calls, and commits them at its end."""
-        return AsyncTransaction(self._nb.transaction(), self._calls)
+        return AsyncTransaction(self._nb.transaction(headers=headers), self._calls)
 
     async def allocate(self, name: str) -> int:
         """As `NbApi.allocate`.  A cancelled call may use up a number."""
@@ -104,6 +104,10 @@ class AsyncNbApi:
     async def get_all(self, table: str, *, topics: Sequence[str] | None = None) -> list[DbObject]:
         """As `NbApi.get_all`."""
         return await self._calls.run(self._nb.get_all, table, topics=topics)
+
+    def table(self, cls: type[T]) -> AsyncTable[T]:
+        """As `NbApi.table`: the table that a class is declared for, with instances as values.  Raises UsageError."""
+        return AsyncTable(self._nb.table(cls), self._calls)
 
     # -- the rest
 
@@ -149,6 +153,10 @@ class AsyncTransaction:
         self.update = transaction.update
         self.put = transaction.put
         self.delete = transaction.delete
+
+    def table(self, cls: type[T]) -> AsyncTransactionTable[T]:
+        """As `Transaction.table`.  Its `update` and `put` read the object, and are coroutines.  Raises UsageError."""
+        return AsyncTransactionTable(self._transaction.table(cls), self._calls)
 
     @property
     def versions(self) -> list[int]:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from nb_api.aio.api import AsyncNbApi
+from nb_api.aio.tables import AsyncCachedTable
 from nb_api.cache.index import Index
 from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.snapshot_source import SnapshotSource
@@ -27,7 +28,6 @@ from nb_api.core.copy.held_objects import Where
 from nb_api.core.copy.indexes import IndexFunction
 from nb_api.core.digests import TableDigest
 from nb_api.db_api import DbObject
-from nb_api.models.cached_table import CachedTable
 from nb_api.verifying.verification import Verification
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.loops import in_own_thread, outcome
@@ -174,10 +174,9 @@ class AsyncLocalCache:
         """As `LocalCache.topics`."""
         return self._cache.topics
 
-    def table(self, model: type[T]) -> CachedTable[T]:
-        """As `LocalCache.table`.  Reading it is a plain call, and `nb_api.aio.Controller` takes it.  What waits in it,
-        as its changes do, is for threads."""
-        return self._cache.table(model)
+    def table(self, cls: type[T]) -> AsyncCachedTable[T]:
+        """As `LocalCache.table`.  Reading it is a plain call, and `nb_api.aio.Controller` takes it."""
+        return AsyncCachedTable(self, self._cache.table(cls))
 
     # -- changes
 

@@ -15,6 +15,7 @@ from typing import Any, Generic
 
 from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
+from nb_api.aio.key_shards import AsyncKeyShards
 from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
@@ -29,11 +30,13 @@ from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.core.owners import OwnersOf
 from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
+from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Request, RequestBase, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.core.changes import V_co
-from pubsub_api.errors import Closed, Forked, UsageError
+from pubsub_api import tracing
+from pubsub_api.errors import UsageError
 from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
@@ -76,6 +79,7 @@ class AsyncController:
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: AsyncElection | None = None,
+        shards: AsyncKeyShards | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -93,7 +97,10 @@ class AsyncController:
         except RuntimeError as error:
             raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
         self._cache = cache if isinstance(cache, AsyncLocalCache) else AsyncLocalCache.over(view.cache)
-        self._reconcile: AsyncReconcile[Any] = reconcile
+        traces = tracing.active
+        self._reconcile: AsyncReconcile[Any] = (
+            reconcile if traces is None else traces.reconcile_coroutine(reconcile, name, owner_map)
+        )
         self._workers = workers
         self._name = name
         self._timeout_s = timeout_s
@@ -101,12 +108,12 @@ class AsyncController:
         self._timer: asyncio.TimerHandle | None = None
         self._is_waking = False
         """The loop was told that there is something to do.  Guarded by the lock of the work."""
-        self._is_closed = False
-        self._is_inherited = False
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own,
-            election=None if election is None else election.blocking, clock=clock,
+            view, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, clock=clock,
+            permits=permits_of(
+                None if election is None else election.blocking, None if shards is None else shards.blocking
+            ),
         )  # fmt: skip
         self._follower = CacheFollower(view.cache, owner_map, self._work, name=name)
         forking.register(self)
@@ -117,16 +124,19 @@ class AsyncController:
     @property
     def is_closed(self) -> bool:
         """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
-        return self._is_closed or self._work.is_stopping
+        return self._work.is_stopping
 
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
-        self._check_usable()
-        put(self._work, table, key, after_s)
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
+
+        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
+        """
+        self._work.check_usable()
+        return put(self._work, table, key, after_s)
 
     async def wait_idle(self, *, timeout_s: float) -> None:
         """Return when nothing is to be done about what was heard; see `Controller.wait_idle`.  Raises WaitTimeout."""
-        self._check_usable()
+        self._work.check_usable()
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         deadline = loop.time() + timeout_s
 
@@ -141,7 +151,7 @@ class AsyncController:
                 except asyncio.TimeoutError:
                     raise self._work.not_idle(timeout_s) from None
                 told.clear()
-        self._check_usable()
+        self._work.check_usable()
 
     def running(self) -> list[tuple[Key, float]]:
         """The keys that are being worked on, each with for how many seconds, the longest first."""
@@ -155,9 +165,8 @@ class AsyncController:
 
         Awaited by a run it does not wait.  Idempotent.
         """
-        if self._is_inherited:
+        if self._work.is_inherited:
             return
-        self._is_closed = True
         self._work.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -182,20 +191,12 @@ class AsyncController:
     ) -> None:
         await self.close()
 
-    def _check_usable(self) -> None:
-        if self._is_inherited:
-            raise Forked("a controller does not live on in a forked child: make a new one there")
-        if self._is_closed or self._work.is_stopping:
-            raise Closed(f"controller {self._name} is closed, or its local cache is")
-
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._follower, self._loop, self._tasks))
-        self._is_inherited = True
         self._work.inherit()
 
     def __repr__(self) -> str:
-        state = "inherited" if self._is_inherited else "closed" if self.is_closed else "open"
-        return f"<AsyncController {self._name} {state}>"
+        return f"<AsyncController {self._name} {self._work.state}>"
 
     # -- the loop
 
@@ -252,7 +253,7 @@ class AsyncController:
     def _for_coroutines(self, request: Request[Any]) -> AsyncRequest[Any]:
         return AsyncRequest(
             request.table, request.key, request.object, request.deleted, request.ending, request.attempt,
-            request.token, request.asks_to_stop, self._cache,
+            request.token, request.asks_to_stop, request.still_holds, self._cache,
         )  # fmt: skip
 
     def _too_late(self, error: asyncio.TimeoutError) -> BaseException:

@@ -298,8 +298,7 @@ class LocalCache(WholeCache, VerifiedCopy):
                     return
                 now = time.monotonic()
                 core.heard = [] if self._marks.has_room(len(events)) else None
-                with self._indexes.moment:
-                    differences = core.apply(events)
+                differences = self._indexes.apply(events)
                 self._marks.heard(core.newest, (core.late, core.peak, *(core.heard or ())), now)
                 core.late = core.peak = 0
                 core.heard = None

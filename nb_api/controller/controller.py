@@ -21,11 +21,14 @@ from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
 from nb_api.controller.following import CacheFollower
+from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Reconcile, T
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
-from pubsub_api.errors import Closed, Forked, LimitReached, UsageError
+from nb_api.coordination.key_shards import KeyShards
+from pubsub_api import tracing
+from pubsub_api.errors import LimitReached, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.threads import start_thread
@@ -55,6 +58,10 @@ class Controller(Closeable):
     With an ``election``, which stays the caller's, runs begin only while this process leads; the others keep their copy
     and what is wanted, and begin when they are elected.
 
+    With ``shards``, which stay the caller's, processes that have shards of the same name share the keys: each works on
+    those of the shards that it holds, and on all of a shard once when it gets it.  A shard is given up when its last
+    run has ended.
+
     ``cache`` is a `LocalCache`, or one table of it with its class (`LocalCache.table`): then objects of that table are
     worked on, and requests have instances.  One that does not fit is left alone until it changes, as after `GiveUp`.
 
@@ -75,6 +82,7 @@ class Controller(Closeable):
         interval_min_s: float = INTERVAL_MIN_S,
         runs_per_s_max: float | None = None,
         election: Election | None = None,
+        shards: KeyShards | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Begins at once and returns at once.
@@ -87,18 +95,18 @@ class Controller(Closeable):
         check_arguments(reconcile, workers, tables)
         owner_map = owner_map_of(cache, tables, owners)
         self._cache = cache.cache
-        self._reconcile: Reconcile[Any] = reconcile
+        traces = tracing.active
+        self._reconcile: Reconcile[Any] = reconcile if traces is None else traces.reconcile(reconcile, name, owner_map)
         self._name = name
         settings = queue_settings(retries, interval_min_s, runs_per_s_max)
         self._work = Work(
-            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, election=election, clock=clock
-        )
+            cache, settings, name=name, wake=self._wake, has_ends=owner_map.is_own, clock=clock,
+            permits=permits_of(election, shards),
+        )  # fmt: skip
         self._changed = threading.Condition(self._work.lock)
         self._idle_workers = 0
         self._kept_until = math.inf
         """Until when the worker sleeps that wakes first by itself; the others sleep until they are woken."""
-        self._is_closed = False
-        self._is_inherited = False
         self._follower = CacheFollower(cache.cache, owner_map, self._work, name=name)
         self._threads = [
             threading.Thread(target=self._run, name=f"controller-{number}-{name}", daemon=True)
@@ -118,12 +126,15 @@ class Controller(Closeable):
     @property
     def is_closed(self) -> bool:
         """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
-        return self._is_closed or self._work.is_stopping
+        return self._work.is_stopping
 
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError."""
-        self._check_usable()
-        put(self._work, table, key, after_s)
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
+
+        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
+        """
+        self._work.check_usable()
+        return put(self._work, table, key, after_s)
 
     def wait_idle(self, *, timeout_s: float) -> None:
         """Return when the copy is complete and nothing is to be done about what it has now, failures included.
@@ -131,11 +142,11 @@ class Controller(Closeable):
         Keys that asked for a time by `RequeueAfter` do not count; objects whose owners are not known do.  Raises
         WaitTimeout, Closed.
         """
-        self._check_usable()
+        self._work.check_usable()
         deadline = time.monotonic() + timeout_s
         self._cache.wait_told(timeout_s=timeout_s)
         self._work.wait_idle(max(deadline - time.monotonic(), 0.0))
-        self._check_usable()
+        self._work.check_usable()
 
     def running(self) -> list[tuple[Key, float]]:
         """The keys that are being worked on, each with for how many seconds, the longest first."""
@@ -149,9 +160,8 @@ class Controller(Closeable):
 
         Those that have not are logged, and left to themselves.  Called by ``reconcile`` it does not wait.  Idempotent.
         """
-        if self._is_inherited:
+        if self._work.is_inherited:
             return
-        self._is_closed = True
         with self._changed:
             self._work.stop()
             self._changed.notify_all()
@@ -164,20 +174,12 @@ class Controller(Closeable):
         for key, age_s in self._work.running():
             LOG.error("Controller %s: reconcile of %s has not ended in %.0f s, and is left.", self._name, key, age_s)
 
-    def _check_usable(self) -> None:
-        if self._is_inherited:
-            raise Forked("a controller does not live on in a forked child: make a new one there")
-        if self._is_closed or self._work.is_stopping:
-            raise Closed(f"controller {self._name} is closed, or its local cache is")
-
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._changed, self._follower, self._threads))
-        self._is_inherited = True
         self._work.inherit()
 
     def __repr__(self) -> str:
-        state = "inherited" if self._is_inherited else "closed" if self.is_closed else "open"
-        return f"<Controller {self._name} {state}>"
+        return f"<Controller {self._name} {self._work.state}>"
 
     # -- the workers
 
@@ -264,12 +266,14 @@ def owner_map_of(view: CacheView[Any], tables: Sequence[str] | None, owners: Map
     return OwnerMap(tables, owners or {}, is_held=cache.is_followed if only is None else only.__eq__)
 
 
-def put(work: Work, table: str, key: str, after_s: float) -> None:
-    """Raises UsageError."""
+def put(work: Work, table: str, key: str, after_s: float) -> bool:
+    """False when another process has to work on the key.  Raises UsageError."""
     work.check_table(table)
     if after_s < 0:
         after_s = 0.0
+    wanted = Key(table, key)
     if check_seconds(after_s, "after_s", is_finite=True) > 0:
-        work.put_after(Key(table, key), after_s)
+        work.put_after(wanted, after_s)
     else:
-        work.put([Key(table, key)])
+        work.put([wanted])
+    return work.permits.is_wanted(wanted)

@@ -106,7 +106,7 @@ class CacheFollower:
             self._has_begun = True
             self._work.following.complete_readings += 1
             self._work.begin()
-        self._work.note_token()
+        self._work.take_moves(self._owners.keys)
         self._map_again()
         self._work.watch()
 

@@ -36,13 +36,25 @@ class RequestBase(msgspec.Struct, Generic[V_co], frozen=True):
     attempt: int
     """1, and one more for each failure before."""
     token: int | None
-    """The fencing token, when the controller has an election: higher for every leader than for all before."""
+    """The fencing token, when the controller has an election or shards: higher for every process that works on the key
+    than for all before."""
     asks_to_stop: Callable[[], bool]
+    still_holds: Callable[[], bool]
 
     @property
     def is_stopping(self) -> bool:
-        """The controller is being closed, or leads no longer: what takes long should come to an end."""
+        """The controller is being closed, leads no longer, or another process shall have the key: what takes long
+        should come to an end."""
         return self.asks_to_stop()
+
+    @property
+    def is_held(self) -> bool:
+        """No other process can work on this key, nor can it before the lease of this one is over.
+
+        False after the lease was over, for example because this process stood still.  Ask it right before what must not
+        be done twice; and where that is not enough, have a store refuse what comes with a lower ``token``.
+        """
+        return self.still_holds()
 
     def __str__(self) -> str:
         return str(Key(self.table, self.key))

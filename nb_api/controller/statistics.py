@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pubsub_api.runtime.durations import DurationHistogram
+from pubsub_api.runtime.durations import DurationCounter, DurationHistogram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +14,8 @@ class ControllerStatistics:
     has_begun: bool
     """The copy was complete, and runs are made."""
     is_active: bool
-    """This process leads the election of the controller, or there is none."""
+    """Runs may begin: this process leads the election of the controller, or the lease on its shards lasts, or there is
+    neither."""
     ready: int
     """Keys that wait for a worker."""
     running: int
@@ -37,6 +38,10 @@ class ControllerStatistics:
     """Runs that asked for another one after a time."""
     merged: int
     """Changes that caused no run of their own, because their key was wanted already."""
+    unheld_runs: int
+    """Runs during which the lease of this process was over: another may have worked on the key at the same time."""
+    ends_forgotten: int
+    """Deletes of keys of other processes that were too many to be remembered for the case that those die."""
     mapping_errors: int
     """How often a function that tells owners raised."""
     complete_readings: int
@@ -49,3 +54,23 @@ class ControllerStatistics:
     run_max_s: float
     run_seconds: DurationHistogram
     """How long runs took."""
+
+
+@dataclasses.dataclass
+class RunTimes:
+    """How long keys waited for a worker, and runs took."""
+
+    waited_s: float = 0.0
+    waited_max_s: float = 0.0
+    run_s: float = 0.0
+    run_max_s: float = 0.0
+    runs: DurationCounter = dataclasses.field(default_factory=DurationCounter)
+
+    def waited(self, seconds: float) -> None:
+        self.waited_s += seconds
+        self.waited_max_s = max(self.waited_max_s, seconds)
+
+    def ran(self, seconds: float) -> None:
+        self.runs.add(seconds)
+        self.run_s += seconds
+        self.run_max_s = max(self.run_max_s, seconds)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nb_api.cache.view import CacheView
 from nb_api.controller.clock import Clock, MonotonicClock
+from nb_api.controller.core.ends import ObjectEnds
 from nb_api.controller.core.keys import Key, RequeueAfter, check_seconds
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
+from nb_api.controller.permits import RunPermit, RunPermits
 from nb_api.controller.request import Request
-from nb_api.controller.statistics import ControllerStatistics
-from nb_api.coordination.election import Election
+from nb_api.controller.statistics import ControllerStatistics, RunTimes
 from nb_api.core.changes import DbObject
 from nb_api.core.copy.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
-from pubsub_api.errors import Closed, UsageError, WaitTimeout
-from pubsub_api.runtime.durations import DurationCounter
+from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -35,24 +34,9 @@ HANGING_S = 60.0
 """A run that takes longer than this is named in the log."""
 
 
-@dataclasses.dataclass
-class _Times:
-    """How long keys waited for a worker, and runs took."""
-
-    waited_s: float = 0.0
-    waited_max_s: float = 0.0
-    run_s: float = 0.0
-    run_max_s: float = 0.0
-    runs: DurationCounter = dataclasses.field(default_factory=DurationCounter)
-
-    def waited(self, seconds: float) -> None:
-        self.waited_s += seconds
-        self.waited_max_s = max(self.waited_max_s, seconds)
-
-    def ran(self, seconds: float) -> None:
-        self.runs.add(seconds)
-        self.run_s += seconds
-        self.run_max_s = max(self.run_max_s, seconds)
+class _Run(NamedTuple):
+    begun: float
+    permit: RunPermit
 
 
 @dataclasses.dataclass
@@ -86,7 +70,7 @@ class Work:
         name: str,
         wake: Callable[[int], None],
         has_ends: Callable[[str], bool],
-        election: Election | None = None,
+        permits: RunPermits,
         clock: Clock | None = None,
     ) -> None:
         """``has_ends`` says of which tables `put` is told the ends of objects."""
@@ -96,26 +80,27 @@ class Work:
         self._name = name
         self._wake = wake
         self._has_ends = has_ends
-        self._election = election
-        self._token: int | None = None
-        """Of the last time that this process led."""
+        self.permits = permits
         self.must_read_all = False
         """Every key has to be worked on."""
         self._queue = WorkQueue(settings, jitter=random.random)
-        self._deleted: dict[Key, Deleted] = {}
+        self._ends = ObjectEnds()
         """What was deleted and was not brought into order since."""
         self._unsure: set[Key] = set()
         """Keys that were put back, because their object is absent and its end may be on its way."""
         self._confirmed: set[Key] = set()
         """Of these, those whose end is known by now, if it ever will be."""
         self._idle_calls: set[Callable[[], None]] = set()
-        self._running: dict[Key, float] = {}
-        """When each run began."""
+        self._running: dict[Key, _Run] = {}
+        self._unheld_runs = 0
         self.is_stopping = False
+        """It was closed, or has ended by itself, because its cache was closed for instance."""
+        self.is_inherited = False
         self.following = FollowerState()
-        self._times = _Times()
+        self._times = RunTimes()
         self._log_failure = SeldomLog(LOG)
         self._log_hanging = SeldomLog(LOG)
+        self._log_unheld = SeldomLog(LOG, level=logging.ERROR)
         self._clock = clock or MonotonicClock()
         self._clock.attach(self)
 
@@ -142,15 +127,13 @@ class Work:
 
         ``unmapped`` is how many objects there are now whose owners are not known.
         """
-        now = self.now()
+        now, permits = self.now(), self.permits
         with self.lock:
             for key, end in (ends or {}).items():
-                if end is not None:
-                    self._deleted[key] = end
-                elif self._deleted:
-                    self._deleted.pop(key, None)
+                self._ends.tell(key, end, is_elsewhere=permits.is_selective and not permits.is_wanted(key))
             count = 0
-            for count, key in enumerate(keys, 1):  # noqa: B007  it is the number of them
+            wanted = filter(permits.is_wanted, keys) if permits.is_selective else keys
+            for count, key in enumerate(wanted, 1):  # noqa: B007  it is the number of them
                 self._queue.add(key, now, is_bulk=is_bulk)
             if count:
                 self._wake(count)
@@ -160,8 +143,27 @@ class Work:
 
     def put_after(self, key: Key, after_s: float) -> None:
         with self.lock:
-            self._queue.add_after(key, after_s, self.now())
-            self._wake(1)
+            if self.permits.is_wanted(key):
+                self._queue.add_after(key, after_s, self.now())
+                self._wake(1)
+
+    def take_moves(self, known: Callable[[], Iterable[Key]]) -> None:
+        """Have every key run, of all that are ``known``, that came from another process; forget what is wanted of
+        those that went."""
+        moves = self.permits.take_moves()
+        if moves is None:
+            return
+        keys: dict[Key, None] = {}
+        with self.lock:
+            if moves.is_lost is not None:
+                self._ends.hand_over(moves.is_lost)
+                self._queue.drop(moves.is_lost)
+                self._confirmed = {key for key in self._confirmed if not moves.is_lost(key)}
+            if moves.is_gained is not None:
+                keys = dict.fromkeys(self._ends.take_over(moves.is_gained))
+        if moves.is_gained is not None:
+            keys |= dict.fromkeys(filter(moves.is_gained, known()))
+        self.put(keys, is_bulk=True)
 
     def begin(self) -> None:
         """The copy is complete."""
@@ -183,8 +185,20 @@ class Work:
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
         self._running.clear()
-        self.is_stopping = True
+        self.is_inherited = self.is_stopping = True
         self._queue.close()
+
+    def check_usable(self) -> None:
+        """Raises Closed and Forked."""
+        if self.is_inherited:
+            raise Forked("a controller does not live on in a forked child: make a new one there")
+        if self.is_stopping:
+            raise Closed(f"controller {self._name} is closed, or its local cache is")
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return "inherited" if self.is_inherited else "closed" if self.is_stopping else "open"
 
     # -- for who does it
 
@@ -194,11 +208,25 @@ class Work:
         if not self.is_active:
             return None
         with self.lock:
-            taken = self._queue.take(now)
-            if taken is not None:
-                self._running[taken.key] = now
-                self._times.waited(taken.waited_s)
-            return taken
+            while (taken := self._queue.take(now)) is not None:
+                permit = self.permits.begin(taken.key)
+                if permit is not None:
+                    self._running[taken.key] = _Run(now, permit)
+                    self._times.waited(taken.waited_s)
+                    return taken
+                if not self._refuse(taken.key, now):
+                    break
+        return None
+
+    def _refuse(self, key: Key, now: float) -> bool:
+        """The run must not begin: it is kept until it may, or forgotten when another process has to make it."""
+        is_foreign = self.permits.is_foreign(key)
+        self._queue.put_back(key, now)
+        if is_foreign:
+            self._queue.drop(self.permits.is_foreign)
+        else:
+            self._queue.resume(key, now)
+        return is_foreign
 
     def next_in_s(self) -> float:
         """How long there is nothing to do, for workers and for the follower."""
@@ -214,22 +242,8 @@ class Work:
 
     @property
     def is_active(self) -> bool:
-        """This process leads, or there is nothing to lead."""
-        return self._election is None or self._election.is_leader()
-
-    def note_token(self) -> int | None:
-        """The fencing token, None when this process does not lead.
-
-        A new one after another means that others may have led meanwhile, and have left anything undone.
-        """
-        if self._election is None:
-            return None
-        token = self._election.token()
-        with self.lock:
-            if token is not None and token != self._token:
-                self.must_read_all |= self._token is not None
-                self._token = token
-        return token
+        """Runs may begin in this process."""
+        return self.permits.is_active
 
     def request(self, taken: Taken) -> Request | None:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
@@ -244,27 +258,32 @@ class Work:
         except ObjectNotFound:
             found = None
         with self.lock:
-            known = self._deleted.get(key)
+            permit = self._running[key].permit
             is_confirmed = key in self._confirmed
             self._confirmed.discard(key)
             if found is None:
-                end = known
+                end = self._ends.of(key)
                 if end is None and not is_confirmed and self._has_ends(key.table):
                     self._put_back(key)
                     return None
                 if end is not None:
                     self._queue.merge(key)  # an end that was told since the key was picked causes no second run
-            elif known is not None and known.object.version < found.version:
-                del self._deleted[key]  # the end of a former one: this one may end in another way
+            else:
+                self._ends.found(key, found.version)  # an end of a former one: this one may end in another way
+            if not permit.is_held():  # this process stood still since the key was picked
+                self.permits.end(self._running.pop(key).permit)
+                self._refuse(key, self.now())
+                return None
         deleted, ending = (None, None) if end is None else (self._shown_last(end.object), end.reason)
         if found is not None:
             try:
                 found = self._view.read(found)
             except ValueMismatch as error:
                 raise GiveUp(str(error)) from error
-        token = self.note_token()
-        asks = self._asks_to_stop if self._election is None else functools.partial(self._asks_to_stop, token)
-        return Request(key.table, key.key, found, deleted, ending, taken.attempt, token, asks, self._view.cache)
+        return Request(
+            key.table, key.key, found, deleted, ending, taken.attempt, permit.token,
+            lambda: self.is_stopping or permit.asks_to_stop(), permit.is_held, self._view.cache,
+        )  # fmt: skip
 
     def _shown_last(self, deleted: DbObject) -> DbObject | None:
         """What is gone has to be brought into order in any case."""
@@ -279,7 +298,7 @@ class Work:
             raise UsageError(f"the controller works on table {self._view.only_table!r} only, not on {table!r}")
 
     def _put_back(self, key: Key) -> None:
-        del self._running[key]
+        self.permits.end(self._running.pop(key).permit)
         self._queue.put_back(key, self.now())
         self._unsure.add(key)
 
@@ -295,9 +314,6 @@ class Work:
         with self.lock:
             self._confirmed.update([key for key in keys if self._queue.resume(key, now)])
             self._wake(len(keys))
-
-    def _asks_to_stop(self, token: int | None = None) -> bool:
-        return self.is_stopping or (self._election is not None and self._election.token() != token)
 
     def succeed(self, taken: Taken, request: Request, result: object) -> None:
         """The function has returned."""
@@ -315,11 +331,8 @@ class Work:
 
     def _forget_end(self, key: Key, request: Request | None) -> None:
         """Of the object as the run was given it; it may have been deleted during the run, or once more."""
-        end = self._deleted.get(key)
-        if end is None or request is None or request.ending is None:
-            return
-        if request.deleted is None or end.object.version == request.deleted.version:
-            del self._deleted[key]
+        if request is not None and request.ending is not None:
+            self._ends.settle(key, None if request.deleted is None else request.deleted.version)
 
     def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
         """The function has raised, or there was no ``request`` to give it.
@@ -351,8 +364,14 @@ class Work:
             self.tell_idle()
 
     def _ended(self, key: Key) -> float:
-        now = self.now()
-        self._times.ran(now - self._running.pop(key))
+        now, run = self.now(), self._running.pop(key)
+        self._times.ran(now - run.begun)
+        if not self.permits.end(run.permit):
+            self._unheld_runs += 1
+            self._log_unheld(
+                "Controller %s: the lease of this process was over while reconcile of %s ran, with token %s: another "
+                "process may have worked on it at the same time.", self._name, key, run.permit.token,
+            )  # fmt: skip
         return now
 
     def tell_idle(self) -> None:
@@ -380,7 +399,8 @@ class Work:
         with self.lock:
             if self.is_stopping:
                 return True
-            return self._is_caught_up and self._queue.is_open and self._queue.is_idle and not self.following.unmapped
+            is_idle = self._queue.is_open and self._queue.is_idle and not self.permits.has_moves
+            return self._is_caught_up and is_idle and not self.following.unmapped
 
     @property
     def _is_caught_up(self) -> bool:
@@ -416,7 +436,7 @@ class Work:
         """The keys that run, each with for how many seconds, the longest first."""
         now = self.now()
         with self.lock:
-            return sorted(((key, now - begun) for key, begun in self._running.items()), key=lambda one: -one[1])
+            return sorted(((key, now - run.begun) for key, run in self._running.items()), key=lambda one: -one[1])
 
     def watch(self) -> None:
         """To be called now and then: names a run that hangs."""
@@ -441,13 +461,15 @@ class Work:
                 waiting=queue.waiting,
                 unmapped=self.following.unmapped,
                 oldest_ready_s=queue.oldest_ready_s(now),
-                oldest_running_s=now - min(self._running.values(), default=now),
+                oldest_running_s=now - min((run.begun for run in self._running.values()), default=now),
                 runs=counters.runs,
                 retries=counters.retries,
                 failures=counters.failures,
                 given_up=counters.given_up,
                 requeues=counters.requeues,
                 merged=counters.merged,
+                unheld_runs=self._unheld_runs,
+                ends_forgotten=self._ends.forgotten,
                 mapping_errors=self.following.mapping_errors,
                 complete_readings=self.following.complete_readings,
                 waited_s=self._times.waited_s,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from nb_api.coordination.lease_config import read_election_lease
-from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
+from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
 from nb_api.core.checks import check_name
 from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
@@ -209,19 +209,12 @@ class Election(Closeable):
 
     def _write(self, call: DatabaseCall) -> Callable[[float], None]:
         try:
-            version = self._carry_out(call)
+            version = carry_out(self._db, TABLE, self._name, call)
         except REFUSED:
             self._counters["conflicts"] += 1
             return self._core.refused
         self._counters["renewals"] += call.kind == "set"
         return lambda now: self._core.written(version, now)
-
-    def _carry_out(self, call: DatabaseCall) -> int:
-        if call.kind == "create":
-            return self._db.create(TABLE, self._name, call.value, topic=TOPIC)
-        if call.kind == "set":
-            return self._db.set(TABLE, self._name, call.value, expected_version=call.expected_version)
-        return self._db.delete(TABLE, self._name, expected_version=call.expected_version)
 
     # -- the thread that calls the user
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 import msgspec
 
+from pubsub_api.core.headers import NO_HEADERS, HeadersField
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -49,6 +51,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     value: Any = None
     left_topic: str | None = None
     """The topic that a ``set`` moved the object away from: subscribers that follow only this topic drop the object."""
+    headers: HeadersField = NO_HEADERS
+    """Of the events that tell of it.  No database keeps them: what is read from one has none."""
 
 
 class Write(msgspec.Struct, frozen=True, gc=False):

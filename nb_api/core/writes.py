@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ from nb_api.core import checks
 from nb_api.core.changes import Change, Write, WriteAction, Written
 from nb_api.core.own_tables import is_own
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, VersionConflict
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import HeliographError, LimitReached, UsageError
 
@@ -118,8 +119,10 @@ def plan_write(
     return Written(0, "set", topic, old_topic if topic != old_topic else None)
 
 
-def committed_changes(writes: Sequence[CheckedWrite], written: Sequence[Written]) -> list[Change]:
-    """The changes as the feed has them; values stay as they were encoded for the database."""
+def committed_changes(
+    writes: Sequence[CheckedWrite], written: Sequence[Written], headers: Mapping[str, str] = NO_HEADERS
+) -> list[Change]:
+    """The changes as the feed has them, with headers; values stay as they were encoded for the database."""
     return [
         Change(
             outcome.version,
@@ -129,6 +132,7 @@ def committed_changes(writes: Sequence[CheckedWrite], written: Sequence[Written]
             outcome.topic,
             None if write.value is None else msgspec.Raw(write.value),
             outcome.left_topic,
+            headers,
         )
         for write, outcome in zip(writes, written, strict=True)
         if outcome.action is not None

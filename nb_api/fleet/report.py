@@ -83,6 +83,10 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     published: int = 0
     lag: int = 0
     """Events that wait before callbacks."""
+    gaps: int | None = None
+    """In streams, that were found; None when it is not told."""
+    repaired: int | None = None
+    """Events that came after all, because they were asked for."""
     lost: int = 0
     refused: int = 0
     """Frames with a wrong signature, of another release, or garbage."""
@@ -165,6 +169,8 @@ def _add_bus(report: FleetReport, bus: SubscriberStatistics) -> None:
     report.has_bus = True
     report.received += bus.received
     report.lag += bus.lag
+    report.gaps = (report.gaps or 0) + bus.repair.gaps
+    report.repaired = (report.repaired or 0) + bus.repair.repaired
     report.lost += bus.lost
     report.refused += sum(bus.bad_frames.values())
     report.publishers += bus.peers.publishers

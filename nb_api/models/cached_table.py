@@ -169,12 +169,13 @@ class CachedTable(CacheView[T]):
     def subscribe(self, on_changes: Callable[[Sequence[TableChange[T]]], None] | None = None) -> TableSubscription[T]:
         """As `LocalCache.subscribe`, for this table, with instances.  The instance of a change is its consumer's."""
         callback = None if on_changes is None else functools.partial(self._call, on_changes)
-        return TableSubscription(self._cache.subscribe(callback, tables=[self.name]), self._typed)
+        return TableSubscription(self._cache.subscribe(callback, tables=[self.name]), self.typed)
 
     def _call(self, on_changes: Callable[[Sequence[TableChange[T]]], None], changes: Sequence[CacheChange]) -> None:
-        on_changes(list(map(self._typed, changes)))
+        on_changes(list(map(self.typed, changes)))
 
-    def _typed(self, change: CacheChange) -> TableChange[T]:
+    def typed(self, change: CacheChange) -> TableChange[T]:
+        """A change of this table with instances."""
         if isinstance(change, Resynced):
             return change
         if isinstance(change, Deleted):

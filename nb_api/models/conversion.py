@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 import threading
@@ -26,6 +27,10 @@ T = TypeVar("T")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$")
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<field>.*?)`")
 _NOTED_MAX = 10_000
+_LOCAL_TIME = (
+    ". It has a datetime without a time zone, which is another moment on another host and is stored as a text: give it "
+    "one, for example by datetime.now(timezone.utc) or value.replace(tzinfo=timezone.utc)"
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -68,8 +73,24 @@ class TableModel(Generic[T]):
         if not isinstance(instance, self.cls):
             raise self._mismatch(key, TypeError(f"expected {self.cls.__name__}, got {type(instance).__name__}"))
         value = self._plain(key, instance)
-        self.parse(key, value)  # an instance may hold anything: only reading it says whether it fits
+        self._check_stored(key, value, instance)  # it may hold anything: only reading it says whether it fits
         return value
+
+    def check(self, key: str, value: Any) -> None:
+        """A plain value that is to be written.  Raises ValueMismatch when it would not fit as it would be read."""
+        try:
+            stored = _decode(_encode(value))
+        except Exception:  # noqa: BLE001  what cannot be stored is refused where it is stored
+            stored = value
+        self._check_stored(key, stored, value)
+
+    def _check_stored(self, key: str, stored: Any, given: Any) -> None:
+        try:
+            self.parse(key, stored)
+        except ValueMismatch as error:
+            if isinstance(error.__cause__, Exception) and _has_local_time(given):
+                raise self._mismatch(key, error.__cause__, advice=_LOCAL_TIME) from error.__cause__
+            raise
 
     def _plain(self, key: str, instance: T) -> Any:
         """As it would be read: a tuple is a list then."""
@@ -130,10 +151,12 @@ class TableModel(Generic[T]):
         except ValueMismatch:
             return None
 
-    def _mismatch(self, key: str, error: Exception, found: DbObject | None = None) -> ValueMismatch:
+    def _mismatch(
+        self, key: str, error: Exception, found: DbObject | None = None, *, advice: str = ""
+    ) -> ValueMismatch:
         text, field = _explained(error)
         return ValueMismatch(
-            f"{self.table} {key!r} does not fit {self.cls.__name__}: {field or 'the value'}: {text}",
+            f"{self.table} {key!r} does not fit {self.cls.__name__}: {field or 'the value'}: {text}{advice}",
             table=self.table,
             key=key,
             field=field,
@@ -173,6 +196,18 @@ def _encoded(value: Any) -> bytes:
         return _encode_sorted(value)
     except TypeError:  # elements that cannot be compared, or of a type that cannot be stored, which is told now
         return _encode(value)
+
+
+def _has_local_time(value: Any) -> bool:
+    """Whether there is a datetime without a time zone somewhere in it."""
+    if isinstance(value, datetime.datetime):
+        return value.tzinfo is None
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=AS_THEY_ARE)
+    except (TypeError, ValueError):
+        return False
+    parts = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
+    return any(map(_has_local_time, parts))
 
 
 def _explained(error: Exception) -> tuple[str, str]:

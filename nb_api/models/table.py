@@ -131,22 +131,42 @@ class TransactionTable(Generic[T]):
         self, key: str, value: T | Callable[[T], T], *, topic: str | None = None, expected_version: int | None = None
     ) -> None:
         """Raises ObjectNotFound, ValueMismatch.  At the end: VersionConflict."""
-        found, wanted = self._table.updated(key, value)
-        version = found.version if expected_version is None else expected_version
-        self._transaction.update(self._table.name, key, wanted, topic=topic, expected_version=version)
+        self.add_update(key, self.read_for_update(key, value), topic=topic, expected_version=expected_version)
 
     def put(self, key: str, value: T, *, topic: str) -> None:
         """Raises ValueMismatch.  At the end: VersionConflict, ObjectExists."""
-        try:
-            found, wanted = self._table.updated(key, value)
-        except ObjectNotFound:
-            self.create(key, value, topic=topic)
-        else:
-            self._transaction.put(self._table.name, key, wanted, topic=topic, expected_version=found.version)
+        self.add_put(key, value, self.read_for_put(key, value), topic=topic)
 
     def delete(self, key: str, *, expected_version: int | None = None) -> None:
         """At the end: ObjectNotFound, VersionConflict."""
         self._transaction.delete(self._table.name, key, expected_version=expected_version)
+
+    # -- the halves of update and put: the first waits for the database, and adds nothing to the transaction
+
+    def read_for_update(self, key: str, value: T | Callable[[T], T]) -> tuple[DbObject, Any]:
+        """For `add_update`.  Raises ObjectNotFound, ValueMismatch."""
+        return self._table.updated(key, value)
+
+    def read_for_put(self, key: str, value: T) -> tuple[DbObject, Any] | None:
+        """For `add_put`.  Raises ValueMismatch."""
+        try:
+            return self._table.updated(key, value)
+        except ObjectNotFound:
+            return None
+
+    def add_update(
+        self, key: str, read: tuple[DbObject, Any], *, topic: str | None, expected_version: int | None
+    ) -> None:
+        found, wanted = read
+        version = found.version if expected_version is None else expected_version
+        self._transaction.update(self._table.name, key, wanted, topic=topic, expected_version=version)
+
+    def add_put(self, key: str, value: T, read: tuple[DbObject, Any] | None, *, topic: str) -> None:
+        if read is None:
+            self.create(key, value, topic=topic)
+        else:
+            found, wanted = read
+            self._transaction.put(self._table.name, key, wanted, topic=topic, expected_version=found.version)
 
 
 class DeclaredTables:
@@ -174,7 +194,7 @@ class DeclaredTables:
             if write.action != "delete":
                 for model in self._by_table.get(write.table, ()):
                     try:
-                        model.parse(write.key, write.value)
+                        model.check(write.key, write.value)
                     except ValueMismatch as error:
                         self.mismatches.note(error)
                         raise

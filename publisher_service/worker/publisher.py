@@ -37,10 +37,11 @@ from pubsub_api.core.events import (
     encode_event,
     encode_fields,
 )
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
+from pubsub_api.publishing.default_name import default_name
 from pubsub_api.publishing.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
-from pubsub_api.publishing.publisher import default_name
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.backoff import Backoff
 
@@ -128,6 +129,7 @@ class WorkerPublisher(WorkerPublisherApi):
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
+                and event.headers is NO_HEADERS
             ):
                 encoded = encode_fields((table, key, action, value, version, stamp))
             else:

@@ -1,7 +1,8 @@
 """The event, and the body of a DATA frame.
 
 An event is one change of one object.  On the wire it is an array of six elements, ``[table, key, action, value,
-version, timestamp]``; the topic stands once, in the frame's header.
+version, timestamp]``, and a seventh when it has headers (`pubsub_api.core.headers`); the topic stands once, in the
+frame's header.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import InvalidEvent, UndecodableBody
+from pubsub_api.core.headers import NO_HEADERS, HeadersField, read_headers, write_headers
 
 Action = Literal["create", "set", "delete"]
 ACTIONS: frozenset[str] = frozenset({"create", "set", "delete"})
@@ -24,7 +26,8 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """One change: what object (``table``, ``key``), what happened (``action``), its new ``value`` and ``version``.
 
     ``version`` is the database's revision at the commit, 0 when there is none.  ``timestamp`` is a hybrid logical clock
-    value in nanoseconds; 0 lets the publisher stamp it.
+    value in nanoseconds; 0 lets the publisher stamp it.  ``headers`` are text for those on the way, such as the context
+    of a trace: 16 at most, 1024 bytes as JSON.  They take no part in order, versions and repair.
 
     The garbage collector does not look at events, which come by the hundred thousand: do not build a cycle through one.
     """
@@ -35,6 +38,7 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     value: Any = None
     version: int = 0
     timestamp: int = 0
+    headers: HeadersField = NO_HEADERS
     topic: str = ""
 
 
@@ -67,8 +71,9 @@ PLAIN_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
 CHECK_INTERVAL = 64
 """In a flood, of so many dicts one is looked into: that takes longer than to encode it."""
 _decode_any = msgspec.msgpack.Decoder().decode
-_decode_list = msgspec.msgpack.Decoder(list[Event]).decode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_list = msgspec.msgpack.Decoder(list[Event], dec_hook=read_headers).decode
+decode_event = msgspec.msgpack.Decoder(Event, dec_hook=read_headers).decode
+"""One event as `encode_event` made it, without its topic.  Raises msgspec.MsgspecError and others."""
 _split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _DECODING_ERRORS = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 _ARRAY32 = struct.Struct(">BI")
@@ -85,6 +90,14 @@ def check_value(value: Any) -> None:
         check_parts(value)
 
 
+def encode_sound(event: Event, timestamp: int) -> bytes:
+    """The wire form of an event that needs no check, as of a change that a database has taken, with this timestamp."""
+    if event.headers is NO_HEADERS or not event.headers:
+        return encode_fields((event.table, event.key, event.action, event.value, event.version, timestamp))
+    fields = (event.table, event.key, event.action, event.value, event.version, timestamp, _headers_of(event))
+    return encode_fields(fields)
+
+
 def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> bytes:
     """The wire form of one event, stamped with ``timestamp`` unless it has one.  Raises InvalidEvent.
 
@@ -96,15 +109,18 @@ def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> 
     action = event.action
     version = event.version
     stamp = event.timestamp or timestamp
-    if not (
-        type(table) is str
-        and type(key) is str
-        and isinstance(action, str)
-        and action in ACTIONS
-        and type(version) is int
-        and not version >> 63  # from 0 to VERSION_MAX, in one operation
-        and (stamp is timestamp or (type(stamp) is int and 0 < stamp <= VERSION_MAX))
-    ):
+    try:
+        is_sound = (
+            type(table) is str
+            and type(key) is str
+            and action in ACTIONS
+            and type(version) is int
+            and not version >> 63  # from 0 to VERSION_MAX, in one operation
+            and (stamp is timestamp or (type(stamp) is int and 0 < stamp <= VERSION_MAX))
+        )
+    except TypeError:  # an action that cannot even be looked for
+        is_sound = False
+    if not is_sound:
         raise InvalidEvent(_explain(event))
     value = event.value
     try:
@@ -113,9 +129,20 @@ def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> 
                 check_parts(value)
         elif type(value) not in PLAIN_TYPES:
             check_value(value)
-        return encode_fields((table, key, action, value, version, stamp))
+        if event.headers is NO_HEADERS or not event.headers:
+            return encode_fields((table, key, action, value, version, stamp))
+        return encode_fields((table, key, action, value, version, stamp, _headers_of(event)))
+    except InvalidEvent:
+        raise
     except ENCODING_ERRORS as error:
         raise InvalidEvent(f"event {table}/{key}: its value cannot be sent as msgpack: {error}") from error
+
+
+def _headers_of(event: Event) -> str:
+    try:
+        return write_headers(event.headers)
+    except ValueError as error:
+        raise InvalidEvent(f"event {event.table}/{event.key}: {error}") from error
 
 
 def pack_body(encoded: Sequence[bytes]) -> bytes:
@@ -129,9 +156,9 @@ def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list
         events = _decode_list(memoryview(frame)[header[8] : header[9]])  # `frames.body`, without the call
     except _DECODING_ERRORS as error:
         raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
-    if len(events) != header.count:
-        raise UndecodableBody(f"the frame of topic {header.topic!r} states {header.count} events and has {len(events)}")
     topic = header.topic
+    if len(events) != header.count:
+        raise UndecodableBody(f"the frame of topic {topic!r} states {header.count} events and has {len(events)}")
     for event in events:
         event.topic = topic
     return events[skip:] if skip else events
@@ -154,7 +181,7 @@ def decode_one_by_one(
     faults: list[tuple[int, str]] = []
     for number, part in enumerate(parts[skip:], header.first + skip):
         try:
-            event = _decode_event(part)
+            event = decode_event(part)
         except _DECODING_ERRORS as error:
             faults.append((number, str(error)))
         else:

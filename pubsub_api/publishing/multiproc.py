@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from oslo_config import cfg
 
-from pubsub_api import config
+from pubsub_api import config, tracing
 from pubsub_api.core.events import Event
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import Plugins
@@ -129,4 +129,7 @@ def worker_publisher(conf: cfg.ConfigOpts, *, name: str = "") -> WorkerPublisher
     """
     conf.register_opts(config.PUBSUB_OPTIONS, group=config.GROUP)
     driver_class = _PLUGINS.load(conf[config.GROUP].pub_sub_multiproc_driver)
-    return driver_class(conf).worker_publisher(name=name)
+    publisher = driver_class(conf).worker_publisher(name=name)
+    if tracing.active is not None:
+        tracing.active.trace_publisher(publisher, has_batches=False)
+    return publisher

@@ -301,7 +301,10 @@ HELP: dict[str, dict[str, str]] = {
     },
     "controller": {
         "has_begun": "Of a controller: the copy was complete, and runs are made.",
-        "is_active": "Of a controller: this process leads the election of the controller, or the controller has none.",
+        "is_active": (
+            "Of a controller: runs may begin: this process leads the election of the controller, or the lease on "
+            "its shards lasts, or there is neither."
+        ),
         "ready": "Of a controller: keys that wait for a worker.",
         "running": "Of a controller: keys that a worker has.",
         "waiting": (
@@ -329,6 +332,14 @@ HELP: dict[str, dict[str, str]] = {
         "requeues": "Of a controller: times the function returned RequeueAfter.",
         "merged": (
             "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
+        ),
+        "unheld_runs": (
+            "Of a controller: runs during which the lease of this process was over, because it stood still or the "
+            "database did not answer: another process may have worked on the key at the same time."
+        ),
+        "ends_forgotten": (
+            "Of a controller: deletes of keys of other processes that were too many to be remembered for the case "
+            "that those die."
         ),
         "mapping_errors": "Of a controller: times a function of owners raised.",
         "complete_readings": (
@@ -380,6 +391,7 @@ HELP: dict[str, dict[str, str]] = {
         "sealed_segments": "Of a maintenance of a log: segments written.",
         "sealed_events": "Of a maintenance of a log: events in them.",
         "dropped_by_age": "Of a maintenance of a log: offsets dropped because of retention_age.",
+        "dropped_by_topic": "Of a maintenance of a log: events dropped because of retention_topics.",
         "dropped_by_bytes": "Of a maintenance of a log: offsets dropped because of retention_bytes.",
         "compacted_segments": "Of a maintenance of a log: segments written anew without what compaction removed.",
         "compacted_events": "Of a maintenance of a log: events that compaction removed.",

@@ -17,8 +17,8 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 _REQUEST_BYTES_MAX = 16 * 1024
 _REASONS = {
-    200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    500: "Internal Server Error", 503: "Service Unavailable",
+    200: "OK", 303: "See Other", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+    409: "Conflict", 429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
 
@@ -30,36 +30,54 @@ class HttpRequest(NamedTuple):
     query: str
     headers: Mapping[str, str]
     """By names in lower case."""
+    body: bytes = b""
 
 
 class Page(NamedTuple):
     status: int
     content_type: str
     body: str
+    headers: Mapping[str, str] = {}
+    """Further ones."""
 
 
 NO_REQUEST = Page(400, TEXT, "this is no HTTP request\n")
 READ_ONLY = Page(405, TEXT, "only GET and HEAD\n")
 
 
-def read_request(sock: socket.socket, deadline: float) -> HttpRequest | None:
-    """None when nothing more comes.  ``deadline`` is by the monotonic clock.  Raises OSError."""
+def read_request(sock: socket.socket, deadline: float, *, body_bytes_max: int = 0) -> HttpRequest | None:
+    """None when nothing more comes.  ``deadline`` is by the monotonic clock.  A body that is larger, or of a length
+    that nobody tells, is no request.  Raises OSError."""
     data = b""
     while b"\r\n\r\n" not in data and len(data) < _REQUEST_BYTES_MAX:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        received = sock.recv(4096)
+        received = _receive(sock, deadline)
         if not received:
             return None
         data += received
-    first, *rest = data.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    told, _, body = data.partition(b"\r\n\r\n")
+    first, *rest = told.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/"):
         return HttpRequest("", "", "", {})
     path, _, query = words[1].partition("?")
-    headers = (line.partition(":") for line in rest)
-    return HttpRequest(
-        words[0], urllib.parse.unquote(path), query, {name.lower(): value.strip() for name, _, value in headers}
-    )
+    lines = (line.partition(":") for line in rest)
+    headers = {name.lower(): value.strip() for name, _, value in lines}
+    length = headers.get("content-length", "0")
+    if body_bytes_max and words[0] == "POST":
+        if not (length.isascii() and length.isdecimal() and int(length[:9]) <= body_bytes_max and len(length) < 10):
+            return HttpRequest("", "", "", {})
+        while len(body) < int(length):
+            received = _receive(sock, deadline)
+            if not received:
+                return None
+            body += received
+        body = body[: int(length)]
+    return HttpRequest(words[0], urllib.parse.unquote(path), query, headers, body)
+
+
+def _receive(sock: socket.socket, deadline: float) -> bytes:
+    sock.settimeout(max(deadline - time.monotonic(), 0.001))
+    return sock.recv(4096)
 
 
 def send_page(
@@ -69,7 +87,7 @@ def send_page(
     body = page.body.encode()
     told = {"Content-Type": page.content_type, "Content-Length": str(len(body)), "Connection": "close"}
     sock.settimeout(max(deadline - time.monotonic(), 0.001))
-    sock.sendall(head(page.status, {**told, **(headers or {})}) + (b"" if is_head else body))
+    sock.sendall(head(page.status, {**told, **(headers or {}), **page.headers}) + (b"" if is_head else body))
 
 
 def head(status: int, headers: Mapping[str, str]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import threading
 import time
@@ -108,9 +109,9 @@ class LoopCalls:
         return await outcome(self.begin(function, *args, **kwargs))
 
     def begin(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        """The same, without waiting for it.  Raises Closed."""
+        """The same, without waiting for it.  The function sees the context variables of the caller.  Raises Closed."""
         try:
-            return self._executor.submit(function, *args, **kwargs)
+            return self._executor.submit(functools.partial(contextvars.copy_context().run, function, *args, **kwargs))
         except RuntimeError as error:  # also at the end of the interpreter
             raise Closed("it is closed") from error
 

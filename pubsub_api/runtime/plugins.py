@@ -117,7 +117,7 @@ def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> 
     UsageError for what is no string."""
     if not isinstance(url, str):
         raise UsageError(f"a URL is a string, as {example!r} is, not {type(url).__name__}")
-    shown = without_password(url)
+    shown = without_password(url.partition("?")[0])  # options may hold secrets
     try:
         parts = urlsplit(url)
         for place in parts.netloc.rpartition("@")[2].split(",") if has_hosts else [parts.netloc]:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from pubsub_api import tracing
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
@@ -29,7 +30,6 @@ from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
 from pubsub_api.core.events import Action, Event
 from pubsub_api.core.frame import Header, Kind
-from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
@@ -115,10 +115,10 @@ class Subscriber(Closeable):
         self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
         self._ready = threading.Event()
-        self._is_closed = False
-        self._is_inherited = False
+        self._is_closed = self._is_inherited = False
         self._timer = SharedTimer(self._tick)
         self._timer_due = -math.inf
+        self._repairs = tracing.active.repairs() if tracing.active is not None else None
         self._end = driver.get_subscriber()
         self._end.initialize(self)
         for topic_filter in (*topics, CONTROL_TOPIC):
@@ -154,43 +154,36 @@ class Subscriber(Closeable):
             self._ask(queries)
 
     def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
-        delivery = self._borrow(received[0], relieve) if len(received) == 1 and self._borrows else None
+        """A frame takes the long way when something is before it, or when more is to be done with it than a look."""
+        frame, delivery = received[0], None
+        core, dispatcher = self._core, self._dispatcher
+        inline = dispatcher.inline
+        began, wall_ns = time.monotonic(), time.time_ns()
+        with self._lock:
+            if len(received) == 1 and self._borrows and not self._waiting and inline.begin(relieve, began):
+                core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
+                delivery = core.on_lone_frame(frame, began)
+                if delivery is None:
+                    inline.end(began)
+                else:
+                    self._hybrid_clock.observe(core.newest_timestamp, wall_ns)
+                    self._waiting = 1
+                    self._queue_bytes += len(frame)
+                    LOANS.begin(inline, self._lock, began)
         if delivery is None:
             self.on_frames(received)
             return False
-        dispatcher = self._dispatcher
         try:
             if dispatcher.on_frames is not None:
                 dispatcher.hand_over([delivery])
             elif events := dispatcher.decode(delivery):
-                dispatcher.tell(events)
+                dispatcher.tell(events, began, wall_ns)
         finally:
             with self._lock:
-                self._done(len(delivery[0]))
-                LOANS.end(dispatcher.inline)
-                is_relieved = dispatcher.inline.end(time.monotonic())
+                self._done(len(frame))
+                LOANS.end(inline)
+                is_relieved = inline.end(time.monotonic())
         return is_relieved
-
-    def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
-        """Get ready to call the user on this thread with a frame; None when it has to go the long way:
-        something is before it, or anything is to be done with it that takes the core more than a look.
-        """
-        now = time.monotonic()
-        inline = self._dispatcher.inline
-        with self._lock:
-            if self._waiting or not inline.begin(relieve, now):
-                return None
-            core = self._core
-            core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
-            delivery = core.on_lone_frame(frame, now)
-            if delivery is None:
-                inline.end(now)
-                return None
-            self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
-            self._waiting = 1
-            self._queue_bytes += len(frame)
-            LOANS.begin(inline, self._lock, now)
-            return delivery
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
         with self._lock:
@@ -238,6 +231,8 @@ class Subscriber(Closeable):
     def _collect(self) -> list[messages.Query]:
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
+        if self._repairs is not None:
+            self._repairs.look(out, queries, self._core.counters)
         if out:
             size = size_of(out)
             if size > _PORTION_BYTES:

@@ -33,6 +33,7 @@ class DeadLetters:
         """Store an event; durable when it returns.  Raises LogError: then a second call may store it twice."""
         letter = Event(
             topic=self.topic, table=event.table, key=event.key, action=event.action, version=event.version,
+            headers=event.headers,
             value={
                 "group": self._group, "reason": reason, "attempts": event.attempt, "topic": event.topic,
                 "stream": event.stream, "offset": event.offset, "value": event.value, "timestamp": event.timestamp,

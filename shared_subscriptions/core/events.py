@@ -16,6 +16,7 @@ import msgspec
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.events import GroupEvent
+from pubsub_api.core.headers import read_headers
 
 Mode = Literal["shared", "queue"]
 
@@ -55,7 +56,7 @@ class PartitionPlace(NamedTuple):
         return self.lanes == 1 or lane_of(event.topic, event.key, self.lanes) == self.lane
 
 
-_decode = msgspec.msgpack.Decoder(list[GroupEvent]).decode
+_decode = msgspec.msgpack.Decoder(list[GroupEvent], dec_hook=read_headers).decode
 
 
 class LoanOrigin(NamedTuple):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from durable_log.log_api import Segment
-from durable_log.segments.files import check_file
+from durable_log.segments.directory import check_file
 
 _REMEMBERED_MAX = 100_000
 

@@ -7,7 +7,6 @@ newest event of each object is, and no file was removed but those that compactio
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +28,8 @@ LOG_OPTIONS = f"shards=2&seal_events=100&compact_topics={STATE}"
 MEMBERS = 3
 EVENTS = 200
 KEYS = 7
+Files = dict[str, tuple[int, int, int]]
+"""Path -> shard and offsets of segments that were published."""
 PATIENCE_S = 240.0
 PATIENT = {"member_lease": 3.0}
 """A busy machine must not make a member look dead: while nobody stands by, what a leader heard last is lost with it
@@ -94,7 +95,7 @@ def storm(bus_url: str, log_url: str, seed: int, kills: int) -> None:
     crew = Crew(bus_url, url, chance)
     with contextlib.closing(durable_log.open(url)) as log, contextlib.closing(crew):
         assert isinstance(log, SegmentedLog)
-        files: set[pathlib.Path] = set()
+        files: Files = {}
         for number in range(kills):
             crew.fill()
             with _publisher(bus_url) as publisher:
@@ -146,15 +147,14 @@ def _expected(count: int) -> dict[str, int]:
     return {f"k{number % KEYS}": number for number in range(1, count + 1)}
 
 
-def _check(log: SegmentedLog, files: set[pathlib.Path], count: int) -> set[pathlib.Path]:
-    """Returns the files that there are."""
+def _check(log: SegmentedLog, files: Files, count: int) -> Files:
+    """Returns the segments that there are."""
     assert sorted(_versions(log, HAPPENED)) == list(range(1, count + 1)), "each event is in the log, once"
     assert _newest(log) == _expected(count), "of each object the newest"
     problems = verify(log).problems
     assert problems == [], problems
     covered = [(segment.shard, segment.first, segment.end) for segment in log.segments()]
-    for path in files:
-        if not path.exists():
-            first, end = (int(part) for part in path.name.split("-")[:2])
-            assert (int(path.parent.name), first, end) in covered, f"{path} is gone, and nothing is in its place"
-    return set(log.directory.glob("*/[0-9]*.parquet"))
+    published = {found.path: (found.shard, found.name.first, found.name.end) for found in log.segment_store.published()}
+    for path, span in files.items():
+        assert path in published or span in covered, f"{path} is gone, and nothing is in its place"
+    return published

@@ -24,6 +24,7 @@ from oslo_config import cfg
 
 from durable_log import config
 from durable_log.core import checks
+from durable_log.core.fence import Fence
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
@@ -191,11 +192,13 @@ class PostgresLog(SegmentedLog):
     def manifest(self, shard: int | None) -> list[str]:
         return sealed.manifest(self._store, shard)
 
-    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
-        return sealed.add(self._store, shard, first, end, entry)
+    def add_segment(self, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
+        return sealed.add(self._store, shard, first, end, entry, fence)
 
-    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
-        return sealed.replace(self._store, shard, span, old, entry)
+    def replace_segments(
+        self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str, fence: Fence | None
+    ) -> bool:
+        return sealed.replace(self._store, shard, span, old, entry, fence)
 
     def drop(self, shard: int, start: int, sealed_end: int) -> bool:
         return sealed.drop(self._store, shard, start, sealed_end)
@@ -210,5 +213,5 @@ class PostgresLog(SegmentedLog):
     def directory_token(self) -> str:
         return sealed.directory_token(self._store)
 
-    def set_directory_token(self, token: str) -> None:
-        sealed.set_directory_token(self._store, token)
+    def set_directory_token(self, token: str, fence: Fence | None) -> None:
+        sealed.set_directory_token(self._store, token, fence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
@@ -20,8 +21,9 @@ def manifest(store: PostgresLogStore, shard: int | None) -> list[str]:
     return [entry for (entry,) in rows]
 
 
-def add(store: PostgresLogStore, shard: int, first: int, end: int, entry: str) -> bool:
+def add(store: PostgresLogStore, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
     def work(transaction: LogWrite) -> bool:
+        _check_fence(transaction, fence)
         if first != transaction.shards[shard].sealed:
             return False
         size = _remove_frames(transaction, shard, first, end)
@@ -32,10 +34,13 @@ def add(store: PostgresLogStore, shard: int, first: int, end: int, entry: str) -
     return store.write([shard], work)
 
 
-def replace(store: PostgresLogStore, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+def replace(
+    store: PostgresLogStore, shard: int, span: tuple[int, int], old: Sequence[str], entry: str, fence: Fence | None
+) -> bool:
     where = "FROM @segments WHERE shard = %s AND first >= %s AND first < %s"
 
     def work(transaction: LogWrite) -> bool:
+        _check_fence(transaction, fence)
         if [one for (one,) in transaction.answers[0]] != list(old):
             return False
         transaction.queue(f"DELETE {where}", [(shard, *span)])
@@ -96,8 +101,12 @@ def directory_token(store: PostgresLogStore) -> str:
     return str(token)
 
 
-def set_directory_token(store: PostgresLogStore, token: str) -> None:
-    store.write((), lambda transaction: transaction.queue("UPDATE @log SET directory_token = %s", [(token,)]))
+def set_directory_token(store: PostgresLogStore, token: str, fence: Fence | None) -> None:
+    def work(transaction: LogWrite) -> None:
+        _check_fence(transaction, fence)
+        transaction.queue("UPDATE @log SET directory_token = %s", [(token,)])
+
+    store.write((), work)
 
 
 def forget_streams(store: PostgresLogStore, shard: int, before_ns: int) -> int:
@@ -108,6 +117,13 @@ def forget_streams(store: PostgresLogStore, shard: int, before_ns: int) -> int:
     ) SELECT count(*) FROM gone"""
     [(count,)] = store.write([shard], lambda transaction: transaction.execute(Statement(source, (shard, before_ns))))
     return int(count)
+
+
+def _check_fence(transaction: LogWrite, fence: Fence | None) -> None:
+    """Raises LeaseLost.  The row stays as it is until the transaction ends."""
+    if fence is not None:
+        rows = transaction.execute(Statement("SELECT value FROM @records WHERE name = %s FOR SHARE", (fence.record,)))
+        fence.check(rows[0][0] if rows else None)
 
 
 def _remove_frames(transaction: LogWrite, shard: int, first: int, end: int) -> int:

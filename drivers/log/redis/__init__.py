@@ -23,6 +23,7 @@ from oslo_config import cfg
 from durable_log import config as log_config
 from durable_log.core import checks
 from durable_log.core.checksums import damaged, gap
+from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
@@ -44,6 +45,7 @@ _PORTION_MIN, _PORTION_MAX = 16, 4096
 _PURGE_PORTION = 500
 _FORGET_PORTION = 1000
 _FRAME_FIELDS = 6
+_NO_FENCE = ("", b"")
 _SECOND_NS = 1_000_000_000
 
 
@@ -306,11 +308,13 @@ class RedisLog(SegmentedLog):
             found += [entry.decode() for _, entry in sorted(entries)]
         return found
 
-    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
-        return self._change(shard, scripts.ADD_SEGMENT, shard, first, end, entry)
+    def add_segment(self, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
+        return self._change(shard, scripts.ADD_SEGMENT, shard, first, end, entry, *(fence or _NO_FENCE))
 
-    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
-        return self._change(shard, scripts.REPLACE_SEGMENTS, shard, *span, entry, *old)
+    def replace_segments(
+        self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str, fence: Fence | None
+    ) -> bool:
+        return self._change(shard, scripts.REPLACE_SEGMENTS, shard, *span, entry, *(fence or _NO_FENCE), *old)
 
     def drop(self, shard: int, start: int, sealed_end: int) -> bool:
         return self._change(shard, scripts.DROP, shard, start, sealed_end)
@@ -344,8 +348,8 @@ class RedisLog(SegmentedLog):
         (token,) = self._transaction([("HGET", f"{self._prefix}log", "directory_token")])
         return (token or b"").decode()
 
-    def set_directory_token(self, token: str) -> None:
-        self._script(scripts.SET_DIRECTORY_TOKEN, token)
+    def set_directory_token(self, token: str, fence: Fence | None) -> None:
+        self._script(scripts.SET_DIRECTORY_TOKEN, token, *(fence or _NO_FENCE))
 
     # -- inside
 

@@ -42,11 +42,18 @@ REPLACED = "REPLACED"
 WRONG_END = "WRONGEND"
 """The first word of the error when a shard has frames behind its end; the shard follows."""
 
+LEASE_LOST = "LEASELOST"
+"""The error when the fence of a change does not hold, see `durable_log.segments.lease`."""
+
 _COMMON = """
 local prefix, identity = ARGV[1], table.remove(ARGV)
 local known = redis.call('HGET', prefix .. 'log', 'identity') or ''
 if known ~= identity then return redis.error_reply('REPLACED ' .. known) end
 local function text(number) return string.format('%.0f', number) end
+local function is_lost(name, mark)
+    return name ~= '' and string.sub(redis.call('HGET', prefix .. 'values', name) or '', 1, #mark) ~= mark
+end
+local lost = redis.error_reply('LEASELOST')
 local function field(shard, name) return tonumber(redis.call('HGET', prefix .. 'shard:' .. shard, name) or '0') end
 """
 
@@ -183,6 +190,7 @@ ADD_SEGMENT = (
     _COMMON
     + """
 local shard = ARGV[2]
+if is_lost(ARGV[6], ARGV[7]) then return lost end
 if field(shard, 'sealed') ~= tonumber(ARGV[3]) then return 0 end
 redis.call('HSET', prefix .. 'segments:' .. shard, ARGV[3], ARGV[5])
 redis.call('HSET', prefix .. 'shard:' .. shard, 'sealed', ARGV[4])
@@ -194,8 +202,9 @@ REPLACE_SEGMENTS = (
     _COMMON
     + """
 local key, first, stop, entry = prefix .. 'segments:' .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+if is_lost(ARGV[6], ARGV[7]) then return lost end
 local expected, found = {}, 0
-for index = 6, #ARGV do expected[ARGV[index]] = true end
+for index = 8, #ARGV do expected[ARGV[index]] = true end
 local entries = redis.call('HGETALL', key)
 for index = 1, #entries, 2 do
     local place = tonumber(entries[index])
@@ -204,7 +213,7 @@ for index = 1, #entries, 2 do
         found = found + 1
     end
 end
-if found ~= #ARGV - 5 then return 0 end
+if found ~= #ARGV - 7 then return 0 end
 for index = 1, #entries, 2 do
     local place = tonumber(entries[index])
     if place >= first and place < stop then redis.call('HDEL', key, entries[index]) end
@@ -294,6 +303,7 @@ redis.call('HSET', prefix .. 'log', 'identity', ARGV[2], 'ancestors', ARGV[3])
 SET_DIRECTORY_TOKEN = (
     _COMMON
     + """
+if is_lost(ARGV[3], ARGV[4]) then return lost end
 redis.call('HSET', prefix .. 'log', 'directory_token', ARGV[2])
 """
 )

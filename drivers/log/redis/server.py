@@ -11,12 +11,13 @@ from urllib.parse import SplitResult
 import redis
 from oslo_config import cfg
 
+from durable_log.core.fence import lease_lost
 from durable_log.core.positions import wrong_end
 from durable_log.errors import LogError, LogUnavailable
 from durable_log.storage.segmented import replaced
 from heliograph_drivers.log.redis.config import CONNECT_TIMEOUT_S, CONNECTIONS_MAX, REPLICAS_MIN
 from heliograph_drivers.log.redis.masters import find_master
-from heliograph_drivers.log.redis.scripts import REPLACED, WRONG_END
+from heliograph_drivers.log.redis.scripts import LEASE_LOST, REPLACED, WRONG_END
 from heliograph_drivers.redis_common import limits as redis_limits
 from pubsub_api.errors import Closed
 
@@ -121,6 +122,8 @@ class RedisLogServer:
             word, _, found = str(error).partition(" ")
             if word == REPLACED:
                 raise replaced(self.address, self.identity, found) from error
+            if word == LEASE_LOST:
+                raise lease_lost() from error
             if word == WRONG_END:
                 raise wrong_end(int(found)) from error
             if any(sign in str(error) for sign in _NOT_MASTER):

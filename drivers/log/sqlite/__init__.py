@@ -20,6 +20,7 @@ from oslo_config import cfg
 
 from durable_log import config
 from durable_log.core import checks
+from durable_log.core.fence import Fence
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.storage import frame_rows
@@ -201,11 +202,13 @@ class SqliteLog(SegmentedLog):
     def manifest(self, shard: int | None) -> list[str]:
         return self._store.run(lambda connection: sealed.manifest(connection, shard))
 
-    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
-        return self._store.write(lambda connection: sealed.add(connection, shard, first, end, entry))
+    def add_segment(self, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
+        return self._store.write(lambda connection: sealed.add(connection, shard, first, end, entry, fence))
 
-    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
-        return self._store.write(lambda connection: sealed.replace(connection, shard, span, old, entry))
+    def replace_segments(
+        self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str, fence: Fence | None
+    ) -> bool:
+        return self._store.write(lambda connection: sealed.replace(connection, shard, span, old, entry, fence))
 
     def forget_streams(self, before_ns: int) -> int:
         return self._store.write(lambda connection: sealed.forget_streams(connection, before_ns))
@@ -221,8 +224,8 @@ class SqliteLog(SegmentedLog):
     def directory_token(self) -> str:
         return self._store.run(sealed.directory_token)
 
-    def set_directory_token(self, token: str) -> None:
-        self._store.write(lambda connection: sealed.set_directory_token(connection, token))
+    def set_directory_token(self, token: str, fence: Fence | None) -> None:
+        self._store.write(lambda connection: sealed.set_directory_token(connection, token, fence))
 
     def unsealed_bytes(self) -> int:
         return max(super().unsealed_bytes(), self._store.run(schema.used_bytes) - _EMPTY_BYTES)

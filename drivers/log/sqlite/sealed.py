@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
+from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
@@ -20,7 +21,8 @@ def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:
     return [entry for (entry,) in rows]
 
 
-def add(connection: sqlite3.Connection, shard: int, first: int, end: int, entry: str) -> bool:
+def add(connection: sqlite3.Connection, shard: int, first: int, end: int, entry: str, fence: Fence | None) -> bool:
+    _check_fence(connection, fence)
     if first != _sealed(connection, shard):
         return False
     connection.execute("INSERT INTO segments VALUES (?, ?, ?)", (shard, first, entry))
@@ -29,7 +31,11 @@ def add(connection: sqlite3.Connection, shard: int, first: int, end: int, entry:
     return True
 
 
-def replace(connection: sqlite3.Connection, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+def replace(
+    connection: sqlite3.Connection, shard: int, span: tuple[int, int], old: Sequence[str], entry: str,
+    fence: Fence | None,
+) -> bool:  # fmt: skip
+    _check_fence(connection, fence)
     found = connection.execute(
         "SELECT entry FROM segments WHERE shard = ? AND first >= ? AND first < ? ORDER BY first", (shard, *span)
     ).fetchall()
@@ -83,7 +89,8 @@ def directory_token(connection: sqlite3.Connection) -> str:
     return str(token)
 
 
-def set_directory_token(connection: sqlite3.Connection, token: str) -> None:
+def set_directory_token(connection: sqlite3.Connection, token: str, fence: Fence | None) -> None:
+    _check_fence(connection, fence)
     connection.execute("UPDATE log SET directory_token = ?", (token,))
 
 
@@ -93,6 +100,13 @@ def forget_streams(connection: sqlite3.Connection, before_ns: int) -> int:
         "DELETE FROM streams WHERE appended_ns < ? AND NOT EXISTS (SELECT 1 FROM frames WHERE stream = streams.id)",
         (before_ns,),
     ).rowcount
+
+
+def _check_fence(connection: sqlite3.Connection, fence: Fence | None) -> None:
+    """Raises LeaseLost."""
+    if fence is not None:
+        found = connection.execute("SELECT value FROM records WHERE name = ?", (fence.record,)).fetchone()
+        fence.check(found and found[0])
 
 
 def _sealed(connection: sqlite3.Connection, shard: int) -> int:

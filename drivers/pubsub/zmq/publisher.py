@@ -52,6 +52,8 @@ _PER_TURN = 64
 """Subscriptions handled before other sockets get a turn."""
 _SUBSCRIPTION_BYTES_MAX = 1024
 """More than any topic of ours needs; a peer that sends more is disconnected."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted."""
 _REPLIES_MIN = 4
 """Fewer in the queue of an asker would make it wait for each of them."""
 
@@ -241,6 +243,9 @@ class ZmqPublisher(DriverPublisher):
         sock.set(zmq.LINGER, int(LINGER_S * 1000))
         sock.set(zmq.SNDHWM, options.send_hwm)
         sock.set(zmq.RCVHWM, RECEIVE_HWM)
+        # When a publisher starts again all subscribers come at once, and one that finds no place tries again after
+        # seconds.  The system has a limit of its own.
+        sock.set(zmq.BACKLOG, _BACKLOG)
         sock.set(zmq.TCP_KEEPALIVE, 1)
         sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
         sock.set(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout * 1000))

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
+from durable_log.core.fence import Fence
+from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.segments import arrow
 from durable_log.segments.columns import import_pyarrow
@@ -147,17 +148,17 @@ class SealConformance(LogConformanceBase):
             log.append(sent[3 * number : 3 * number + 3])
             if number < 3:
                 sealer.seal(SHARD)
-        files = [pathlib.Path(segment.path) for segment in log.segments(SHARD)]
-        assert len(files) == 3
+        sealed, there = log.segments(SHARD), segmented(log).segment_store.exists
+        assert len(sealed) == 3
         assert log.trim(SHARD, 29) == 15
-        assert [path.exists() for path in files] == [False, True, True]
+        assert [there(one) for one in sealed] == [False, True, True]
         with pytest.raises(OffsetTooOld) as caught:
             log.read(SHARD, 14)
         assert caught.value.start == 15
         assert log.read_stream(source.guid, TOPIC, 1, 60) == sent[3:]
         assert log.trim(SHARD, 52) == 35
         assert log.segments(SHARD) == []
-        assert not any(path.exists() for path in files)
+        assert not any(there(one) for one in sealed)
         assert [one.frame for one in read_frames(log, SHARD)] == sent[10:]
 
     def test_appending_and_reading_go_on_while_others_seal(self, log: LogApi) -> None:
@@ -195,6 +196,26 @@ class SealConformance(LogConformanceBase):
         with first.lock(), pytest.raises(LogUnavailable):
             second.seal(SHARD)
         assert len(second.seal(SHARD)) == 1
+
+    def test_a_change_whose_fence_does_not_hold_is_refused(self, log: LogApi) -> None:
+        log.append([Source().frame(TOPIC, 5) for _ in range(2)])
+        sealed = segmented(log)
+        [segment] = Sealer(sealed).seal(SHARD, 5)
+        log.put_records([("who", b"epoch-7 until then", 0)])
+        token, listed = sealed.directory_token(), sealed.manifest(SHARD)
+        entry = sealed.encode_entry(segment._replace(rows=4))
+        for fence in (Fence("who", b"epoch-6 "), Fence("nobody", b"epoch-7 ")):
+            for change in (
+                lambda: sealed.add_segment(SHARD, 5, 10, entry, fence),  # noqa: B023
+                lambda: sealed.replace_segments(SHARD, (0, 5), listed, entry, fence),  # noqa: B023
+                lambda: sealed.set_directory_token("another", fence),  # noqa: B023
+            ):
+                with pytest.raises(LeaseLost):
+                    change()
+        assert (sealed.directory_token(), sealed.manifest(SHARD)) == (token, listed)
+        assert sealed.replace_segments(SHARD, (0, 5), listed, entry, Fence("who", b"epoch-7 "))
+        assert sealed.manifest(SHARD) == [entry]
+        assert log.state()[SHARD].sealed == 5
 
     @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory", "swapped", "aged"])
     def test_a_damaged_segment_is_named(self, log: LogApi, log_url: str, damage: str) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import re
 import sys
+from collections.abc import Sequence
 
 from heliograph import exits, options
 from heliograph.output import Output, Payload, clock_text, compact
@@ -91,8 +92,10 @@ def _show(output: Output, frame: DecodedFrame, title: str = "") -> None:
     header["signature"] = frame.signature or "none"
     output.table(title or f"frame at byte {frame.offset}", ("field", "value"), header.items())
     if frame.events is not None:
-        rows = [[frame.first + number, *_cells(event)] for number, event in enumerate(frame.events)]
-        output.table(f"events of {frame.topic}", ("number", *EVENT_FIELDS), rows)
+        has_headers = any("headers" in event for event in frame.events)
+        names = (*EVENT_FIELDS, "headers") if has_headers else EVENT_FIELDS
+        rows = [[frame.first + number, *_cells(event, names)] for number, event in enumerate(frame.events)]
+        output.table(f"events of {frame.topic}", ("number", *names), rows)
     else:
         _show_body(output, frame)
 
@@ -106,6 +109,6 @@ def _show_body(output: Output, frame: DecodedFrame) -> None:
             _show(output, inner, f"frame {number} of {len(stored)} in that {frame.kind}")
 
 
-def _cells(event: dict[str, object]) -> list[str]:
-    shown = [event.get(field, "") for field in EVENT_FIELDS]
+def _cells(event: dict[str, object], names: Sequence[str]) -> list[str]:
+    shown = [event.get(name, "") for name in names]
     return [cell if isinstance(cell, str) else compact(cell) for cell in shown]

@@ -15,6 +15,7 @@ from heliograph.output import Output, compact, counted, note
 from heliograph.terminal.progress import Progress
 from pubsub_api import Event
 from pubsub_api.core.events import ACTIONS, encode_event
+from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import InvalidEvent, UsageError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Publish events: one from the arguments, the same one again and again (--repeat, --rate), or one per line of standard
-input (--stdin), each a JSON object with topic, table, key, and if wanted action, value, version.
+input (--stdin), each a JSON object with topic, table, key, and if wanted action, value, version, headers.
 
 `heliograph publish TOPIC VALUE` is enough: the event is then one of the table `message`, with the topic as its key.  A
 VALUE is JSON; one that does not look like JSON is taken as a text.
@@ -38,6 +39,7 @@ EXAMPLES = """\
   heliograph publish tenant-7/port '{"up": true}'
   heliograph publish greetings hello
   heliograph publish --topic tenant-7/port --table port --key p1 --value '{"up": true}' --version 42
+  heliograph publish greetings hello --header caller=me
   heliograph publish --topic tenant-7/port --table port --key 'p{n}' --repeat 100000 --rate 5000
   echo '{"topic": "t", "table": "port", "key": "p1", "action": "delete"}' | heliograph publish --stdin
   heliograph publish --bus redis://127.0.0.1:6379/0 --topic t --table port --key p1
@@ -47,7 +49,7 @@ BIND_BASED_WAIT_S = 2.5
 """Longer than the longest pause that drivers make, by default, between two attempts to connect."""
 BIND_BASED_LINGER_S = 1.0
 LINE_CHARACTERS_MAX = 64 * 1024 * 1024
-_FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "timestamp"})
+_FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "timestamp", "headers"})
 _PROGRESS_STEP = 256
 _SHORT_TABLE = "message"
 _JSON_BEGINNINGS = tuple('{["-0123456789')
@@ -67,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--version", metavar="N", type=options.natural_int, default=0,
         help="the database's revision; with --repeat, that of the first event (default: 0, none)",
     )  # fmt: skip
+    event.add_argument(
+        "--header", metavar="NAME=TEXT", type=_header, action="append", default=[],
+        help="a header that travels with the event; may be given several times",
+    )  # fmt: skip
     many = parser.add_argument_group("how many")
     many.add_argument("--stdin", action="store_true", help="read events from standard input, one JSON object per line")
     many.add_argument("--repeat", metavar="N", type=options.positive_int, default=1, help="send the event N times")
@@ -80,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--name", default="", help="the publisher's stable name (default: host and program)")
     options.add_session(parser)
     options.add_json(parser, "the result as one JSON object")
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"a header is NAME=TEXT, not {text!r}")
+    return name, value
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -189,6 +202,7 @@ def _check(event: Event) -> None:
 
 
 def _from_arguments(args: argparse.Namespace, value: object) -> Iterator[Event]:
+    headers = dict(args.header) or NO_HEADERS
     for number in range(args.repeat):
         yield Event(
             topic=args.topic,
@@ -197,11 +211,13 @@ def _from_arguments(args: argparse.Namespace, value: object) -> Iterator[Event]:
             action=args.action,
             value=value,
             version=args.version + number if args.version else 0,
+            headers=headers,
         )
 
 
 def _from_lines(args: argparse.Namespace) -> Iterator[Event]:
     defaults = {name: getattr(args, name) for name in ("topic", "table", "key", "action", "version")}
+    defaults["headers"] = dict(args.header)
     defaults["value"] = None if args.value is None else _json_value(args.value, "--value")
     for number in itertools.count(1):
         where = f"line {number} of the input"

@@ -188,7 +188,9 @@ def _is_ready(subscriber: Subscriber) -> bool:
 
 def _event_line(event: Event) -> str:
     when = clock_text(event.timestamp) if event.timestamp else "-"
-    return f"{when} {event.topic} {event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
+    headers = f" headers {compact(dict(event.headers))}" if event.headers else ""
+    what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
+    return f"{when} {event.topic} {what}{headers}"
 
 
 def _resync_record(resync: Resync) -> dict[str, Any]:

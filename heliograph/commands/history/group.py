@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.metrics import add_telling, group_numbers, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
-from heliograph.output import Output, counted
+from heliograph.output import Output, counted, event_record
 from heliograph.terminal.asking import may_go_on
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pubsub_api.reporting import ProcessReport
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
+    from shared_subscriptions.redriving import Redriven
     from spark_pipeline.reading.group_jobs import JobsView
 
 DESCRIPTION = """\
@@ -35,6 +36,8 @@ Groups of consumers that share the events of a topic filter, over a durable log.
   drain    deliver what is there now and nothing after it
   seek     go on at another place: now, earliest, a time or offsets
   release  free the name of a Spark job whose checkpoint is gone; its next one is given what it had in work
+  letters  its dead letters: events that used up their attempts
+  redrive  append the events of its dead letters again, so that they are delivered once more
   destroy  remove the group and its progress; the log keeps its events
   serve    lead the group and record its events from the bus, without being a member, until interrupted
   simulate put the protocol of groups through thousands of bad days in virtual time
@@ -51,6 +54,8 @@ EXAMPLES = """\
   heliograph group drain billing --log sqlite:///var/lib/heliograph/log.db
   heliograph group seek billing --start 2026-11-16T10:00 --log sqlite:///var/lib/heliograph/log.db
   heliograph group release billing job-1 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group letters billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group redrive billing --dry-run --log sqlite:///var/lib/heliograph/log.db
   heliograph group destroy billing --yes --log sqlite:///var/lib/heliograph/log.db
   heliograph group serve billing --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
   heliograph group simulate --seeds 5000 --profile chaos
@@ -116,6 +121,11 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
 def _add_destroy(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     options.add_confirmation(parser)
+
+
+def _add_letters(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("--all", action="store_true", help="those that were redriven, too")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -196,6 +206,46 @@ def _release(args: argparse.Namespace, output: Output) -> int:
         f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work",
     )
     return exits.OK
+
+
+def _letters(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import groups, redriving
+
+    with opened_log(args) as log:
+        groups.get(log, args.name)
+        first = 0 if args.all else redriving.progress(log, args.name).until
+        for one in redriving.letters(log, args.name, first):
+            event = one.event
+            line = f"{one.offset} {event.topic} {event.action} {event.table}/{event.key} v{event.version}: {one.reason}"
+            record = {"offset": one.offset, "reason": one.reason, "attempts": one.attempts, **event_record(event)}
+            output.result(record, line)
+    return exits.OK
+
+
+def _redrive(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import redriving
+
+    with opened_log(args) as log:
+        found = redriving.redrive(log, args.name, is_dry=True)
+        if found.letters or found.unfit:
+            if not may_go_on(args, output, redrive_text(args.name, found)):
+                return exits.OK if args.dry_run else exits.FAILED
+            found = redriving.redrive(log, args.name, until=found.until)
+    output.result(vars(found), redriven_text(args.name, found))
+    return exits.OK
+
+
+def redrive_text(name: str, found: Redriven) -> str:
+    """What redriving would do, from the verb on."""
+    others = f"; the groups {', '.join(found.others[:10])} get them once more, too" if found.others else ""
+    return f"append the events of {counted(found.letters, 'dead letter')} of group {name} to the log again{others}"
+
+
+def redriven_text(name: str, found: Redriven) -> str:
+    """What redriving has done."""
+    unfit = f"; {counted(found.unfit, 'letter')} held no event of the group" if found.unfit else ""
+    more = "" if found.is_all else "; there are more, redrive again"
+    return f"redrove {counted(found.letters, 'dead letter')} of group {name}{unfit}{more}"
 
 
 def _destroy(args: argparse.Namespace, output: Output) -> int:
@@ -387,6 +437,8 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]]
     "drain": (_add_name, _wish("drain", "is draining")),
     "seek": (_add_seek, _seek),
     "release": (_add_release, _release),
+    "letters": (_add_letters, _letters),
+    "redrive": (_add_destroy, _redrive),
     "destroy": (_add_destroy, _destroy),
     "serve": (_add_serve, _serve),
     "simulate": (_add_simulate, _simulate),

@@ -5,28 +5,40 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands.history.log_files import add_export, add_import, run_export, run_import
+from heliograph.commands.history.log_reading import (
+    add_info,
+    add_shard,
+    add_tail,
+    opened,
+    run_info,
+    run_tail,
+    segmented,
+    shards_of,
+)
 from heliograph.metrics import add_telling, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
-from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
+from heliograph.output import Output, counted
+from heliograph.terminal.progress import progress_of
 from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
-from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
-    from durable_log import LogApi, StoredFrame
-    from durable_log.storage.segmented import SegmentedLog
+    from durable_log import LogApi, Segment
     from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
 A durable log keeps what was published: every frame in a shard, every event with an offset in it.
 
   record   append what passes on the bus, and seal and drop what is due, until it is interrupted
-  info     where the shards stand, the sealed segments, the streams
-  tail     print events, the newest or from an offset or a time on
+  info     where the shards stand, how large and how old it is, what consumers have not done yet
+  tail     print events, the newest or from an offset or a time on, of some topics or of one object
+  export   write events to a file, as JSON lines or Parquet
+  import   append the events of such a file; what the log has already is left out
   seal     turn what is not sealed into Parquet segments now
   trim     drop everything before an offset of a shard, or before a time
   verify   read everything and check it; exit code 1 when something is wrong
@@ -39,6 +51,9 @@ EXAMPLES = """\
   heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
   heliograph log info --log sqlite:///var/lib/heliograph/log.db
   heliograph log tail --log sqlite:///var/lib/heliograph/log.db --follow --json
+  heliograph log tail 'tenant-7/#' --key p1 --since 2h --log sqlite:///var/lib/heliograph/log.db
+  heliograph log export events.parquet 'tenant-7/#' --since 1d --log sqlite:///var/lib/heliograph/log.db
+  heliograph log import events.parquet --dry-run --log postgresql://user@host/database
   heliograph log seal --log sqlite:///var/lib/heliograph/log.db
   heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 7d
   heliograph log verify --log sqlite:///var/lib/heliograph/log.db
@@ -66,27 +81,8 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
     options.add_session(parser)
 
 
-def _add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--streams", action="store_true", help="list the streams too")
-    parser.add_argument("--segments", action="store_true", help="list the sealed segments too")
-
-
-def _add_tail(parser: argparse.ArgumentParser) -> None:
-    _add_shard(parser)
-    parser.add_argument("--count", metavar="N", type=options.positive_int, default=10,
-                        help="the newest N events of each shard (default: 10)")  # fmt: skip
-    parser.add_argument("--offset", metavar="N", type=options.natural_int, help="from this offset on instead")
-    parser.add_argument("--since", metavar="TIME", type=Moment,
-                        help="what came since 2026-11-16T10:00 (UTC), or in the last 2h, instead")  # fmt: skip
-    parser.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
-
-
-def _add_shard(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
-
-
 def _add_trim(parser: argparse.ArgumentParser) -> None:
-    _add_shard(parser)
+    add_shard(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop what is before this offset")
     what.add_argument(
@@ -106,29 +102,6 @@ def _add_repair(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _open(args: argparse.Namespace) -> Iterator[LogApi]:
-    with opened_log(args) as log:
-        note_empty(log, "heliograph log")
-        yield log
-
-
-def _segmented(log: LogApi) -> SegmentedLog:
-    from durable_log.storage.segmented import SegmentedLog
-
-    if not isinstance(log, SegmentedLog):
-        raise UsageError("the driver of this log has no segments")
-    return log
-
-
-def _shards(args: argparse.Namespace, log: LogApi) -> list[int]:
-    if args.shard is None:
-        return list(range(log.shards))
-    if args.shard >= log.shards:
-        raise UsageError(f"there is no shard {args.shard}: the log has {log.shards}, counted from 0")
-    return [args.shard]
-
-
 # -- record
 
 
@@ -144,7 +117,7 @@ def _record(args: argparse.Namespace, output: Output) -> int:
     ):
         maintainer = None
         if not args.no_maintenance:
-            maintainer = stack.enter_context(Maintainer(_segmented(log), on_failure=failures.put).start())
+            maintainer = stack.enter_context(Maintainer(segmented(log), on_failure=failures.put).start())
         recorder = stack.enter_context(Recorder(session, log, args.filters, on_failure=failures.put))
         output.result({"recording": args.filters}, f"recording {', '.join(args.filters)}; Ctrl-C ends it")
         output.flush()
@@ -169,131 +142,42 @@ def _record(args: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-# -- info
-
-
-def _info(args: argparse.Namespace, output: Output) -> int:
-    with _open(args) as log:
-        identity, states, segments, risks = log.identity, log.state(), log.segments(), log.check_settings()
-        streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
-    sealed = dict.fromkeys(range(len(states)), 0)
-    for segment in segments:
-        sealed[segment.shard] += segment.bytes
-    shards = [state._asdict() | {"sealed_bytes": sealed[state.shard]} for state in states]
-    stream_rows = [{"shard": shard, **stream._asdict(), "guid": stream.guid.hex()} for shard, stream in streams]
-    if output.is_json:
-        record: dict[str, Any] = {
-            "identity": identity,
-            "shards": shards,
-            "segments": len(segments),
-            "streams": len(streams),
-            "warnings": risks,
-        }
-        if args.segments:
-            record["segments"] = [segment._asdict() for segment in segments]
-        if args.streams:
-            record["streams"] = stream_rows
-        output.record(record)
-        return exits.OK
-    columns = ("shard", "start", "sealed", "end", "bytes", "sealed_bytes")
-    used = [shard for shard in shards if shard["end"]]
-    if used:
-        output.table("", columns, [[shard[column] for column in columns] for shard in used])
-    if len(used) < len(shards):
-        output.line(f"{len(shards) - len(used)} of {counted(len(shards), 'shard')} were never appended to")
-    events = sum(state.end - state.start for state in states)
-    missing = sum(high - low + 1 for _, stream in streams for low, high in stream.missing)
-    output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}, "
-                f"{counted(missing, 'event')} missing; the log {identity}")  # fmt: skip
-    if args.segments:
-        output.table("segments", ("shard", "first", "end", "rows", "bytes", "path"),
-                     [(one.shard, one.first, one.end, one.rows, one.bytes, one.path) for one in segments])  # fmt: skip
-    if args.streams:
-        rows = [(shard, one.guid.hex(), one.topic, one.last, _ranges(one.missing)) for shard, one in streams]
-        output.table("streams", ("shard", "publisher", "topic", "last", "missing"), rows)
-    return exits.OK
-
-
-def _ranges(missing: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{low}..{high}" for low, high in missing)
-
-
-# -- tail
-
-
-def _tail(args: argparse.Namespace, output: Output) -> int:
-    with _open(args) as log, contextlib.suppress(KeyboardInterrupt):
-        states = log.state()
-        offsets = {shard: _first_offset(args, log, states[shard].start, states[shard].end, shard)
-                   for shard in _shards(args, log)}  # fmt: skip
-        while True:
-            ends = [state.end for state in log.state()]  # a shard may end with a hole
-            for shard, offset in offsets.items():
-                offsets[shard] = max(_print_from(output, log, shard, offset), ends[shard])
-            output.flush()
-            if not args.follow:
-                break
-            log.wait(offsets, timeout_s=3600)
-    return exits.OK
-
-
-def _print_from(output: Output, log: LogApi, shard: int, offset: int) -> int:
-    """Print what a shard has from an offset on; returns where it ends."""
-    while frames := log.read(shard, offset):
-        for stored in frames:
-            _print_frame(output, stored, offset)
-        offset = frames[-1].end
-    return offset
-
-
-def _first_offset(args: argparse.Namespace, log: LogApi, start: int, end: int, shard: int) -> int:
-    if args.offset is not None:
-        return max(start, int(args.offset))
-    if args.since is not None:
-        return log.find(shard, args.since.ns(log.now_ns()))
-    return max(start, end - int(args.count))
-
-
-def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
-    header = stored.header()
-    for position, event in enumerate(stored.events()):
-        offset = stored.offset + position
-        if offset < first:
-            continue
-        record = {
-            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
-            "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
-            "action": event.action, "value": Payload(event.value), "version": event.version,
-            "timestamp": str(event.timestamp), "appended_ns": str(stored.appended_ns),
-        }  # fmt: skip
-        what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
-        output.result(record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
-
-
 # -- seal, trim, verify, repair
 
 
 def _seal(args: argparse.Namespace, output: Output) -> int:
+    with opened(args) as log, progress_of("events") as on_progress:
+        record, line = seal(log, shards_of(args, log), on_progress=on_progress)
+    output.result(record, line)
+    return exits.OK
+
+
+def seal(
+    log: LogApi, shards: Iterable[int], *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> tuple[dict[str, Any], str]:
+    """Seal now what is not sealed.  What was done, for scripts and for people.  Raises UsageError, LogError."""
     from durable_log.segments.sealing import Sealer
 
-    with _open(args) as log:
-        sealer = Sealer(_segmented(log))
-        orphans = sealer.clean()
-        made = [segment for shard in _shards(args, log) for segment in sealer.seal(shard)]
+    sealer, made = Sealer(segmented(log)), list["Segment"]()
+    orphans = sealer.clean()
+    states = log.state()
+    waiting = {shard: states[shard].end - states[shard].sealed for shard in shards}
+    for shard in waiting:
+        made += sealer.seal(shard)
+        on_progress(sum(one.rows for one in made), sum(waiting.values()))
     events = sum(segment.rows for segment in made)
-    output.result(
+    return (
         {"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)},
         f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
         f"removed {counted(len(orphans), 'orphan')}",
     )
-    return exits.OK
 
 
 def _trim(args: argparse.Namespace, output: Output) -> int:
     dropped = {}
-    with _open(args) as log:
+    with opened(args) as log:
         states = log.state()
-        for shard in _shards(args, log):
+        for shard in shards_of(args, log):
             before = args.before
             if before is None:
                 before = log.find(shard, args.older_than.ns(log.now_ns()))
@@ -313,8 +197,8 @@ def _trim(args: argparse.Namespace, output: Output) -> int:
 def _verify(args: argparse.Namespace, output: Output) -> int:
     from durable_log.upkeep.verifying import verify
 
-    with _open(args) as log:
-        found = verify(log)
+    with opened(args) as log, progress_of("offsets") as on_progress:
+        found = verify(log, on_progress=on_progress)
     if output.is_json:
         output.record(found)
     else:
@@ -333,19 +217,11 @@ def _repair(args: argparse.Namespace, output: Output) -> int:
     from durable_log.loading import build_log
     from durable_log.upkeep.damaged_segments import give_up_damaged
     from durable_log.upkeep.repairing import repair
-    from heliograph.terminal.progress import Progress
     from pubsub_api.config import new_conf
 
-    with contextlib.closing(_segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
+    with contextlib.closing(segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
         log.connect()
-        with contextlib.ExitStack() as stack:
-            bars: list[Progress] = []
-
-            def on_file(done: int, total: int) -> None:
-                if not bars:
-                    bars.append(stack.enter_context(Progress("files", total)))
-                bars[0].update(done)
-
+        with progress_of("files") as on_file:
             found = repair(log, is_dry=args.dry_run, on_file=on_file)
         if args.give_up_damaged:
             give_up_damaged(log, found)
@@ -371,9 +247,11 @@ def _repair(args: argparse.Namespace, output: Output) -> int:
 
 _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
     "record": (_add_record, _record),
-    "info": (_add_info, _info),
-    "tail": (_add_tail, _tail),
-    "seal": (_add_shard, _seal),
+    "info": (add_info, run_info),
+    "tail": (add_tail, run_tail),
+    "export": (add_export, run_export),
+    "import": (add_import, run_import),
+    "seal": (add_shard, _seal),
     "trim": (_add_trim, _trim),
     "verify": (lambda _: None, _verify),
     "repair": (_add_repair, _repair),

@@ -16,7 +16,11 @@ DESCRIPTION = """\
 Serve a page on this host that shows what is wrong, which controllers are behind, deaf, silent or old, who publishes to
 whom, groups with their lag and dead letters, durability services and the log.  It changes by itself.
 
-It reads and changes nothing.  It has no password, and so it listens on loopback only: from another host use ssh -L.
+It reads and changes nothing, unless --admin-token-file names a token: then there are forms that pause, resume, drain
+and destroy groups, redrive dead letters, seal the log and forget silent members.  Each asks for the token; what was
+done is logged.
+
+Reading needs no password, and so it listens on loopback only: from another host use ssh -L.
 What is not named is not shown: --db for members and publishers, --log for groups and the log, --bus for durability.
 """
 EXAMPLES = """\
@@ -33,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the page is, on loopback (default: %(default)s); port 0 takes a free one",
     )  # fmt: skip
     parser.add_argument("--expect", metavar="N", type=options.positive_int, help="fewer members than N are a problem")
+    parser.add_argument(
+        "--admin-token-file", metavar="FILE",
+        help="allow actions to who knows the token in this file, which only its owner can read",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tail", choices=("names", "values"),
+        help="let who looks at the page see events as they pass on the bus: without their values, or with them",
+    )  # fmt: skip
     options.add_timeout(parser)
     options.add_session(parser)
     add_db(parser)
@@ -42,11 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises InvalidConfig, AddressInUse, LimitReached."""
+    from heliograph.console.acting.guard import read_token
     from heliograph.console.server import ConsoleServer
     from heliograph.console.sources import ConsoleSources
 
     named = {name: getattr(args, name) for name in VARIABLES if getattr(args, name)}
-    with ConsoleSources(args) as sources, ConsoleServer(args.address, sources, target=described(named)) as server:
+    token = read_token(args.admin_token_file) if args.admin_token_file else None
+    with (
+        ConsoleSources(args) as sources,
+        ConsoleServer(args.address, sources, target=described(named), token=token) as server,
+    ):
         output.result({"url": server.url}, f"the console is at {server.url}; Ctrl-C ends it")
         output.flush()
         with contextlib.suppress(KeyboardInterrupt):  # its normal end

@@ -77,6 +77,15 @@ class OwnerMap:
         """Table and key of every object that is known."""
         return ((table, key) for table, known in self._known.items() for key in known)
 
+    def keys(self) -> Iterator[Key]:
+        """The keys that all objects concern that are known, some of them several times."""
+        for table, known in self._known.items():
+            is_own = self.is_own(table)
+            for key, owners in known.items():
+                if is_own:
+                    yield Key(table, key)
+                yield from owners
+
     def _checked(self, told: Iterable[tuple[str, str]] | None) -> tuple[Key, ...]:
         if told is None:
             raise UsageError("the function of owners returned None: give a list, an empty one when there are none")

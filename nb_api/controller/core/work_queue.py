@@ -232,6 +232,15 @@ class WorkQueue:
             self._want(entry, now, now)
         return entry is not None and entry.state in (_WAITING, _READY)
 
+    def drop(self, is_dropped: Callable[[Key], bool]) -> None:
+        """Forget these keys, but those that are RUNNING, whatever is wanted of them."""
+        gone = [one for one in self._entries.values() if one.state != _RUNNING and is_dropped(one.key)]
+        for entry in gone:
+            self._set_due(entry, math.inf)
+            self._set_state(entry, _RESTING)
+            entry.rest_until = -math.inf  # it may still stand among those that rest
+            self._forget(entry)
+
     def merge(self, key: Key) -> None:
         """The run begins only now, so that it is the one for what was wanted since the key was taken."""
         entry = self._entries[key]

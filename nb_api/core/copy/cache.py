@@ -158,9 +158,7 @@ class CacheCore:
                 topic = objects.followed(name)
             if event.table != table:
                 table = event.table
-                entries = objects.entries_of(table)
-                where = objects.where_of(table)
-                indexes = objects.indexes.get(table)
+                entries, where, indexes = objects.parts_of(table)
             version = event.version
             if topic is None or entries is None or not version:
                 self._count_useless(version, is_wanted=topic is not None and entries is not None)

@@ -102,6 +102,14 @@ class HeldObjects:
             return self.tables.setdefault(table, {}) if self.is_followed(table) else None
         return entries
 
+    def parts_of(self, table: str) -> tuple[dict[str, CachedObject] | None, FieldValues, TableIndexes | None]:
+        """What is held of a table, what is selected of it, and its indexes, for those who go through many events."""
+        return (
+            self.tables.get(table) or self.entries_of(table),
+            self._where_of.get(table, self._where),
+            self.indexes.get(table),
+        )
+
     def followed(self, topic: str) -> str | None:
         """The one copy of this topic's name that is kept, None when no filter selects it."""
         try:

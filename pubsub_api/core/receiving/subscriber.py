@@ -66,6 +66,7 @@ class SubscriberCore:
     ) -> None:
         """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
         self.settings = settings
+        self._frame_key, self._frame_bytes_max = settings.frame.key, settings.frame.bytes_max
         self.filters = FilterSet(filters)
         self.counters = SubscriberCounters()
         self._resync = ResyncScheduler(
@@ -166,16 +167,19 @@ class SubscriberCore:
         room = self.room
         if room.out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
             return None
-        frame_settings = self.settings.frame
+        key, bytes_max = self._frame_key, self._frame_bytes_max
         try:
-            header = frames.unpack(frame, bytes_max=frame_settings.bytes_max, key=frame_settings.key)
-            kind, _, guid, first, after, count, timestamp, topic, at, _ = header
-            if kind == _DATA and (count != 1 or frame[at : at + 5] != frames.ONE_EVENT):
+            header = None if key else frames.unpack_lone(frame, bytes_max)
+            if header is None:
+                header = frames.unpack(frame, bytes_max=bytes_max, key=key)
+                if header.kind != _DATA:
+                    return None
                 frames.check_count(frame, header)
         except FrameError:
             return None
+        _, _, guid, first, after, count, timestamp, topic, _, _ = header
         publisher = self.publishers.get(guid)
-        if kind != _DATA or publisher is None or publisher.is_suspect:
+        if publisher is None or publisher.is_suspect:
             return None
         stream = publisher.streams.get(topic)
         bytes_left = room.bytes_left - len(frame)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import durable_log
+from durable_log.core.fence import Fence
 from durable_log.loading import build_log
 from durable_log.log_api import shard_of
 from durable_log.segments.sealing import Sealer
@@ -85,7 +86,7 @@ def test_an_older_store_does_not_get_the_segments_of_a_newer_one(tmp_path: pathl
     with opened(url) as log:
         log.append([source.frame(TOPIC, 50)])
         Sealer(log).seal(0)
-        before = files(log.directory)
+        before = files(pathlib.Path(log.segment_store.place))
     assert len(before) == 2
     shutil.copy(tmp_path / "backup", tmp_path / "log.db")
     with pytest.raises(durable_log.SegmentsRefused, match="later state .* up to offset 100 .* ends at 50"):
@@ -116,7 +117,7 @@ def test_a_store_that_is_older_and_has_all_events_goes_on_after_a_repair(tmp_pat
         Sealer(log).seal(0)
         assert sum(one.count for one in read_frames(log, 0)) == 100
         assert Sealer(log).clean() == []
-        assert files(log.directory) == {first.path, *(one.path for one in log.segments())}
+        assert files(pathlib.Path(log.segment_store.place)) == {first.path, *(one.path for one in log.segments())}
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -202,9 +203,9 @@ def test_who_dies_while_it_says_that_it_changes_the_directory_is_no_copy(
         log.append([Source().frame(TOPIC, 5)])
         store = log.set_directory_token
 
-        def die(token: str) -> None:
+        def die(token: str, fence: Fence | None) -> None:
             if is_stored:
-                store(token)
+                store(token, fence)
             os.kill(os.getpid(), signal.SIGKILL)
 
         def seal() -> str:
@@ -229,9 +230,9 @@ def test_a_copy_that_comes_first_after_a_crash_has_the_directory_and_nothing_is_
         class Died(Exception):
             pass
 
-        def die(token: str) -> None:
+        def die(token: str, fence: Fence | None) -> None:
             if is_stored:
-                store(token)
+                store(token, fence)
             raise Died
 
         original.set_directory_token = die  # type: ignore[method-assign]
@@ -288,15 +289,17 @@ def test_a_mark_that_cannot_be_read_is_named(tmp_path: pathlib.Path) -> None:
     with opened(f"sqlite://{tmp_path}/log.db?shards=1") as log:
         log.append([Source().frame(TOPIC, 5)])
         Sealer(log).seal(0)
-        (log.directory / ".log.json").write_bytes(b"{")
+        (pathlib.Path(log.segment_store.place) / ".log.json").write_bytes(b"{")
         with pytest.raises(durable_log.LogCorrupt, match="whose segments these are"):
             Sealer(log).clean()
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/log", "hdfs://host/log", "file:///tmp/log"])
-def test_a_url_is_no_directory_of_segments(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+@pytest.mark.parametrize("place", ["hdfs://host/log", "abfss://host/log", "file:///tmp/log"])
+def test_the_url_of_another_store_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidConfig, match="segment_directory"):
+    with pytest.raises(InvalidConfig, match="segment_directory = .* mount them"):
         durable_log.open(f"sqlite://{tmp_path}/log.db?segment_directory={place}")
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import durable_log
+from durable_log.loading import build_log
 from durable_log.log_api import LogApi, ShardState, StoredFrame
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -20,6 +21,7 @@ from durable_log.testing.sources import Source, check_consistent, events_of, rea
 from durable_log.upkeep.maintenance import Maintainer
 from durable_log.upkeep.verifying import verify
 from pubsub_api.core import frame as frames
+from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
 from tests.helpers.waiting import wait_until
@@ -89,7 +91,7 @@ def test_what_is_too_old_is_dropped(open_log: Open) -> None:
         maintainer.run_once(time.time_ns() + HOUR_NS)
     assert log.state()[0].start == 3
     assert maintainer.statistics.dropped_by_age == 3
-    assert list(log.directory.glob("*/*")) == []
+    assert list(pathlib.Path(log.segment_store.place).glob("*/*")) == []
     assert log.append([source.frame(TOPIC)]).ends == {0: 4}
 
 
@@ -155,6 +157,24 @@ def test_compaction_keeps_the_newest_of_each_object(open_log: Open) -> None:
     assert [(header.after, header.first, header.last) for header in headers] == [(0, 4, 4), (5, 6, 8), (8, 9, 9)]
     assert [event.number for stored in read_frames(log, 0) for event in events_of(stored)] == [4, 6, 7, 8, 9]
     assert log.state()[0].end == 9
+
+
+def test_headers_stay_when_events_are_sealed_and_compacted(open_log: Open) -> None:
+    log, source = open_log(compact_topics=TOPIC, seal_events=1), Source()
+    rows = [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("d", 5), ("c", 6)]
+    encoded = [
+        encode_event(Event(table="t", key=key, action="set", version=version, headers={"v": str(version)}), version)
+        for key, version in rows
+    ]
+    body = pack_body(encoded)
+    with Maintainer(log) as maintainer:
+        log.append([frames.pack(Kind.DATA, source.guid, TOPIC, body, first=1, count=len(rows))])
+        maintainer.run_once()
+    assert [(one.offset, one.event.key, one.event.headers) for one in read_events(log, 0)] == [
+        (1, "b", {"v": "2"}), (2, "a", {"v": "3"}), (4, "d", {"v": "5"}), (5, "c", {"v": "6"}),
+    ]  # fmt: skip
+    headers = [stored.header() for stored in read_frames(log, 0)]
+    assert [(header.after, header.first, header.last) for header in headers] == [(0, 2, 3), (3, 5, 6)]
 
 
 def test_compaction_removes_deletes_that_are_old(open_log: Open) -> None:
@@ -245,18 +265,6 @@ def test_compaction_leaves_other_topics_and_signed_frames_alone(open_log: Open) 
     assert maintainer.statistics.compacted_segments == 0
 
 
-def test_more_objects_than_allowed_are_not_compacted(
-    open_log: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("durable_log.config.COMPACT_OBJECTS_MAX", 2)
-    log, source = open_log(compact_topics=TOPIC), Source()
-    log.append([version_frame(source, 1, ("a", "set", 1), ("b", "set", 2), ("c", "set", 3), ("a", "set", 4))])
-    with Maintainer(log) as maintainer:
-        maintainer.run_once(time.time_ns() + HOUR_NS)
-    assert len(objects(log)) == 4
-    assert "more than 2 objects" in caplog.text
-
-
 def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("durable_log.config.MAINTENANCE_INTERVAL_S", 0.05)
     log = open_log(seal_events=1)
@@ -312,8 +320,9 @@ def test_without_pyarrow_the_log_works_and_sealing_names_the_extra(
         Sealer(log)
 
 
-def test_a_log_without_a_place_for_segments_says_so(open_log: Open) -> None:
-    log = open_log()
+def test_a_log_without_a_place_for_segments_says_so(tmp_path: pathlib.Path) -> None:
+    log = build_log(f"sqlite://{tmp_path}/log.db")
+    assert isinstance(log, SegmentedLog)
     log.default_directory = None
     with pytest.raises(InvalidConfig, match="segment_directory"), Sealer(log).lock():
         pass

@@ -13,7 +13,7 @@ import pytest
 
 import durable_log
 from durable_log.loading import build_log
-from durable_log.segments.files import staged_path
+from durable_log.segments.directory import staged_path
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, numbers, read_frames
@@ -141,7 +141,7 @@ def test_a_committed_file_without_its_name_is_found(tmp_path: pathlib.Path) -> N
         log.append([source.frame("t", 10)])
         [segment] = Sealer(log).seal(0)
         path = pathlib.Path(segment.path)
-    path.rename(staged_path(path))
+    path.rename(staged_path(str(path)))
     (tmp_path / "log.db").unlink()
     assert repaired(url).added == 1
     with opened(url) as log:
@@ -279,7 +279,7 @@ def test_what_only_an_older_store_has_is_not_lost_when_files_take_its_place(
         assert numbers(log, after.guid, "t") == list(range(1, 21))
         assert verify(log).problems == []
         check_consistent(log)
-        assert not (log.directory / ".moved-frames").exists()
+        assert not (pathlib.Path(log.segment_store.place) / ".moved-frames").exists()
 
 
 def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_next(

@@ -96,6 +96,6 @@ def test_a_segment_for_which_there_is_no_room_is_told_and_its_events_stay(tmp_pa
                 sealer.seal(0)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert list(log.directory.glob("*/.*")) == []
+        assert list(pathlib.Path(log.segment_store.place).glob("*/.*")) == []
         assert len(sealer.seal(0)) == 1
         assert sum(one.count for one in log.read(0, 0)) == 1000

@@ -125,7 +125,10 @@ def test_publish_reaches_subscribe(url: str) -> None:
     ):
         assert heard.next_record()["resync"]["reason"] == "initial"
         for number in (1, 2, 3):
-            sent.say({"topic": "tenant-7/port", "table": "port", "key": f"p{number}", "value": [number]})
+            headers = {"caller": "me"} if number == 2 else None
+            sent.say(
+                {"topic": "tenant-7/port", "table": "port", "key": f"p{number}", "value": [number], "headers": headers}
+            )
         sent.end_input()
         assert heard.wait() == exits.OK, heard.errors
         assert sent.wait() == exits.OK, sent.errors
@@ -134,11 +137,14 @@ def test_publish_reaches_subscribe(url: str) -> None:
     assert [(it["key"], it["action"], it["value"]) for it in events] == [
         ("p1", "set", [1]), ("p2", "set", [2]), ("p3", "set", [3]),
     ]  # fmt: skip
+    assert [it.get("headers") for it in events] == [None, {"caller": "me"}, None]
 
 
 def test_repeated_events_are_numbered(url: str) -> None:
     """The subscriber may come at any time while the publisher lingers: it asks for what was before."""
-    arguments = ("--topic", "t", "--table", "x", "--key", "k{n}", "--repeat", "3", "--version", "7")
+    arguments = (
+        "--topic", "t", "--table", "x", "--key", "k{n}", "--repeat", "3", "--version", "7", "--header", "a=b=c",
+    )  # fmt: skip
     with Command("publish", "--url", url, *arguments, "--wait", "0", "--linger", "86400") as sent:
         heard = run("subscribe", "t", "--url", url, "--history", "all", "--count", "3", "--json")
         assert heard.process.returncode == exits.OK, heard.errors
@@ -147,10 +153,13 @@ def test_repeated_events_are_numbered(url: str) -> None:
     assert "3 events published before this" in sent.errors
     events = [record for line in heard.out if "key" in (record := json.loads(line))]
     assert [(it["key"], it["version"]) for it in events] == [("k1", 7), ("k2", 8), ("k3", 9)]
+    assert [it["headers"] for it in events] == [{"a": "b=c"}] * 3
 
 
 def test_subscribe_prints_history_for_people(url: str, publisher: pubsub_api.Publisher) -> None:
-    publisher.send_events([event("p1"), event("p\x1b[31m2")])
+    traced = event("p1")
+    traced.headers = {"caller": "me"}
+    publisher.send_events([traced, event("p\x1b[31m2")])
     publisher.flush(timeout_s=PATIENCE_S)
     heard = run(
         "subscribe", "tenant-7/port", "--url", url, "--history", "all", "--count", "2", "--timeout", str(PATIENCE_S),
@@ -159,7 +168,7 @@ def test_subscribe_prints_history_for_people(url: str, publisher: pubsub_api.Pub
     assert heard.process.returncode == exits.OK, heard.errors
     shown = "".join(heard.out)
     assert "resync 1 (initial): read again tenant-7/port" in shown
-    assert 'tenant-7/port set port/p1 v1 {"up":true}' in shown
+    assert 'tenant-7/port set port/p1 v1 {"up":true} headers {"caller":"me"}' in shown
     assert "port/p\\x1b[31m2" in shown
     assert "\x1b" not in shown
     assert "│ received" in shown

@@ -50,7 +50,8 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("verb", [["info"], ["tail"], ["seal"], ["verify"], ["trim", "--older-than", "1"]])
+@pytest.mark.parametrize("verb", [["info"], ["tail"], ["seal"], ["verify"], ["trim", "--older-than", "1"],
+                                  ["export", "/nowhere/x.jsonl"]])  # fmt: skip
 def test_a_log_that_is_not_there_is_told_and_not_made(
     tmp_path: pathlib.Path, verb: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,46 @@ def test_tail_prints_the_newest_or_what_is_asked_for(url: str, capsys: pytest.Ca
     assert len(answer(capsys, "tail", "--log", url, "--since", "3600")) == 50
     assert main(["log", "tail", "--log", url, "--count", "1"]) == exits.OK
     assert f"{shard}:49 " in capsys.readouterr().out
+
+
+def test_tail_prints_only_some_topics_or_one_object(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Source()
+    with contextlib.closing(durable_log.open(url)) as log:
+        log.append([source.frame(f"t/{number % 5}", 40) for number in range(100)])
+    found = answer(capsys, "tail", "t/2", "--log", url, "--since", "1h")
+    assert [one["number"] for one in found] == list(range(1, 801))
+    found = answer(capsys, "tail", "t/2", "t/3", "--log", url, "--count", "850")
+    by_topic = {topic: [one["number"] for one in found if one["topic"] == topic] for topic in ("t/2", "t/3")}
+    is_together = durable_log.shard_of("t/2", 2) == durable_log.shard_of("t/3", 2)
+    assert len(found) == (850 if is_together else 1600)
+    assert by_topic["t/3"] == list(range(801 - len(by_topic["t/3"]), 801))
+    key = found[-1]["key"]
+    some = answer(capsys, "tail", "t/#", "--key", key, "--log", url, "--count", "2")
+    assert {one["key"] for one in some} == {key}
+    assert answer(capsys, "tail", "nothing/#", "--log", url) == []
+
+
+def test_info_tells_size_age_retention_and_lag(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    durable_log.open(url).close()
+    [found] = answer(capsys, "info", "--log", url)
+    assert (found["bytes"], found["age_s"], found["groups"]) == (0, None, [])
+    fill(url)
+    assert main(["group", "declare", "billing", "tenant-7/#", "--start", "earliest", "--log", url]) == exits.OK
+    assert main(["log", "seal", "--log", url]) == exits.OK
+    capsys.readouterr()
+    [found] = answer(capsys, "info", "--log", f"{url}&retention_age=86400")
+    [group] = found["groups"]
+    assert (group["name"], group["lag"], group["is_lag_exact"], group["expired"]) == ("billing", 50, True, 0)
+    assert 0 <= group["oldest_s"] <= found["age_s"] + 60
+    assert group["left_s"] == 86_400 - group["oldest_s"]
+    assert found["bytes"] == sum(one["bytes"] + one["sealed_bytes"] for one in found["shards"]) > 0
+    assert found["retention"] == {"age_s": 86_400.0, "topics": [], "bytes": 0}
+    [found] = answer(capsys, "info", "--log", f"{url}&retention_age=86400&retention_topics=tenant-7/%23=3600")
+    assert 0 < found["groups"][0]["left_s"] <= 3600
+    assert main(["log", "info", "--log", f"{url}&retention_age=86400&retention_bytes=1000000"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert "dropped after 1d and beyond 1,000,000 bytes" in shown
+    assert "billing" in shown
 
 
 def test_seal_verify_and_trim(url: str, capsys: pytest.CaptureFixture[str], shard: int) -> None:

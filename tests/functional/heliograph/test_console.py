@@ -179,7 +179,7 @@ def test_a_stream_tells_all_parts_and_then_what_has_changed(db: DbApi, url: str)
         with contextlib.closing(consoles.Viewer(console.server.url, "/?x=1")) as viewer:
             first = viewer.event()
             assert first is not None
-            assert first["parts"].keys() == {"problems", "fleet", "stores"}
+            assert first["parts"].keys() == {"problems", "fleet", "rates", "stores"}
             told(db, "second", refused=5, has_bus=True)
             events = iter(viewer.event, None)
             later = next(event for event in events if "second" in event["parts"].get("problems", ""))

@@ -1,4 +1,4 @@
-"""The console in a real browser, where there is one: Chromium through Playwright.
+"""The console in a real browser, where there is one: Chromium through Playwright.  `./run browser` brings both.
 
 With HELIOGRAPH_SCREENSHOTS=DIRECTORY the pictures of docs/console.md are written there.
 """
@@ -9,7 +9,6 @@ import contextlib
 import os
 import pathlib
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -18,27 +17,34 @@ from typing import Any
 
 import pytest
 
+import durable_log
+import pubsub_api
 from nb_api import fleet
 from nb_api.fleet.judging import STATES
 from nb_api.loading import open_db
-from tests.helpers import consoles
+from shared_subscriptions import groups
+from shared_subscriptions.consuming.dead_letters import DeadLetters
+from shared_subscriptions.core.events import GroupEvent
+from tests.helpers import chromium, consoles
 from tests.helpers.fleet_nodes import UNWELL, fifty_controllers
+from tests.helpers.group_nodes import Source
 from tests.helpers.nb_tools import sqlite_url
+from tests.helpers.waiting import wait_until
 
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 PATIENCE_MS = 60_000
-BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_api.sync_playwright() as playwright:
         try:
             # Tests may run as root in a container, where Chromium has no sandbox.
-            found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            found = playwright.chromium.launch(executable_path=chromium.found(), args=["--no-sandbox"])
         except sync_api.Error as error:
+            if chromium.VARIABLE in os.environ:
+                raise
             pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
         yield found
         found.close()
@@ -129,3 +135,80 @@ def test_a_page_is_live_again_after_a_restart_and_names_are_text(browser: Any, d
         expect(live).to_have_text("disconnected")
         with consoles.opened("--db", url, "--address", place.rpartition(":")[2]):
             expect(live).to_have_text("live")
+
+
+def test_an_operator_redrives_dead_letters_and_destroys_a_group(browser: Any, directory: pathlib.Path) -> None:
+    expect = sync_api.expect
+    log_url, token = sqlite_url(directory, "log"), "correct horse battery staple"
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.declare(log, "billing", "jobs/#", start="earliest")
+        Source(log).publish("jobs/a", 40)
+        event = GroupEvent(topic="jobs/a", table="port", key="<i>p1", action="set", version=1, offset=3, attempt=5)
+        DeadLetters(log, "billing", "dead-letter/{group}").park(event, "the handler said no")
+        with consoles.opened("--log", log_url, token=token) as console:
+            tab = Watched(browser, console.server.url, viewport={"width": 1000, "height": 640})
+            page = tab.page
+            page.goto("/group?name=billing")
+            expect(page.get_by_role("cell", name="the handler said no")).to_be_visible()
+            page.get_by_role("link", name="Redrive").click()
+            expect(page.get_by_text("This will append the events of 1 dead letter of group billing")).to_be_visible()
+            page.get_by_label("Your name").fill("Ada")
+            page.get_by_label("Admin token").fill(token)
+            tab.picture("console-action")
+            page.get_by_role("button", name="Redrive dead letters").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Actions")
+            expect(page.get_by_text("redrove 1 dead letter of group billing")).to_be_visible()
+            assert token not in page.url
+            assert page.context.cookies() == []
+            narrow = Watched(browser, console.server.url, viewport={"width": 360, "height": 640}, color_scheme="dark")
+            for path in ("/", "/topics", "/group?name=billing", "/actions", "/action?do=destroy&target=billing"):
+                narrow.page.goto(path)
+                wide = narrow.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+                assert wide <= 0, f"{path} is too wide for a narrow screen"
+                unnamed = narrow.page.locator("input:visible, select:visible, button:visible")
+                assert all(
+                    one.evaluate("one => Boolean(one.labels.length || one.textContent)") for one in unnamed.all()
+                )
+            narrow.page.get_by_label("Type the name").fill("billing")
+            narrow.page.get_by_label("Your name").fill("Ada")
+            narrow.page.get_by_label("Admin token").fill(token)
+            narrow.page.get_by_role("button", name="Destroy").click()
+            expect(narrow.page.get_by_text("group billing is destroyed")).to_be_visible()
+            assert groups.names(log) == []
+            assert [*tab.wrong, *narrow.wrong] == []
+
+
+def test_a_form_of_another_site_does_nothing_and_the_tail_shows_text(browser: Any, directory: pathlib.Path) -> None:
+    expect = sync_api.expect
+    log_url, token, bus = sqlite_url(directory, "log"), "correct horse battery staple", "memory://browser"
+    with contextlib.closing(durable_log.open(log_url)) as log, pubsub_api.open(bus) as session:
+        groups.declare(log, "billing", "jobs/#")
+        publisher = session.publisher()
+        words = ("--log", log_url, "--bus", bus, "--tail", "values")
+        with consoles.opened(*words, token=token) as console, consoles.opened("--log", log_url) as other:
+            console.wait_shown("/groups", "billing")
+            fields = {**console.asked("pause", "billing"), "who": "Eve", "token": token}
+            page = Watched(browser, other.server.url).page
+            page.context.route("**/evil", lambda route: route.fulfill(
+                content_type="text/html",
+                body=f"<form method=post action={console.server.url}/action>"
+                + "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
+                + "<button>Win</button></form>",
+            ))  # fmt: skip
+            page.goto("/evil")
+            page.get_by_role("button").click()
+            expect(page.get_by_text("not sent from a page of this console")).to_be_visible()
+            assert groups.get(log, "billing").wish.value == "active"
+            tab = Watched(browser, console.server.url)
+            tab.page.goto("/tail?topics=t/%23")
+            expect(tab.page.locator("#live")).to_have_text("live")
+            cell = tab.page.get_by_role("cell", name="<img src=x onerror=alert(1)>")
+
+            def is_shown() -> bool:
+                value = "<img src=x onerror=alert(1)>"
+                publisher.send_event(pubsub_api.Event(topic="t/1", table="port", key="p", action="set", value=value))
+                tab.page.wait_for_timeout(200)
+                return bool(cell.count())
+
+            wait_until(is_shown, what="an event on the page")
+            assert tab.wrong == []

@@ -29,6 +29,12 @@ SETUPTOOLS_ALONE = (70, 1)
 
 REVEALED = [
     "Created[Port] | Updated[Port] | Deleted[Port] | Resynced | Mismatched",
+    "Port",
+    "list[DbObject[Port]]",
+    "str",
+    "DbObject[Port] | None",
+    "list[DbObject[Port]]",
+    "Created[Port] | Updated[Port] | Deleted[Port] | Resynced | Mismatched",
     "bool",
     "Port",
     "list[DbObject[Port]]",

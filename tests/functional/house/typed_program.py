@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
 from typing import TYPE_CHECKING
@@ -33,6 +34,31 @@ def reconcile(request: Request[Port]) -> None:
 async def reconcile_later(request: aio.Request[Port]) -> None:
     if request.object is not None:
         print("reconciled", request.key, request.object.value.network)
+
+
+async def work_later(url: str) -> None:
+    async with aio.NbApi.open(url) as nb, aio.LocalCache(nb, tables=["port", "net"]) as cache:
+        ports, copy = nb.table(Port), cache.table(Port)
+        version = await ports.put("p2", Port(network="n2"), topic="tenant-7")
+        await ports.update("p2", lambda port: dataclasses.replace(port, up=True))
+        async with nb.transaction() as txn:
+            await txn.table(Net).put("n2", Net(9000), topic="tenant-7")
+        await copy.wait_version("p2", version, timeout_s=60)
+        async with await copy.subscribe() as subscription:
+            async for change in subscription.changes(timeout_s=60):
+                if TYPE_CHECKING:
+                    reveal_type(change)
+                break
+        if TYPE_CHECKING:
+            reveal_type((await ports.get("p2")).value)
+            reveal_type(await ports.get_all())
+            reveal_type(copy.get("p2").value.network)
+            reveal_type(await copy.wait_version("p2", version, timeout_s=60))
+            reveal_type((await copy.index("by_network", lambda port: port.value.network)).get("n2"))
+            aio.Controller(copy, reconcile_later)
+            await ports.create("p2", Net(1500), topic="tenant-7")  # wrong: the class of another table
+            aio.Controller(cache.table(Net), reconcile_later)  # wrong: a function for another class
+            await txn.table(Net).put("n2", Port(network="n2"), topic="t")  # wrong: the class of another table
 
 
 def main(url: str) -> None:
@@ -73,4 +99,5 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    asyncio.run(work_later(sys.argv[1]))
     main(sys.argv[1])

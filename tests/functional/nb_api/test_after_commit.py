@@ -220,9 +220,12 @@ def test_an_interrupt_while_publishing_stops_nobody_else(nb: NbApi, publications
     assert [change.key for change in nb.db.unpublished()] == ["p1"]
 
 
-@pytest.mark.parametrize("step", ["_has_thread", "_take", "_sent"])
+@pytest.mark.parametrize(
+    ("step", "is_queued"),
+    [("_is_alone", False), ("_begin_sending", False), ("_sent", False), ("_has_thread", True), ("_take", True)],
+)
 def test_an_interrupt_at_any_step_does_not_spoil_a_flush(
-    step: str, nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+    step: str, is_queued: bool, nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nb.put("port", "p0", 1, topic="t")
     nb.flush(timeout_s=WAIT_S)
@@ -235,6 +238,8 @@ def test_an_interrupt_at_any_step_does_not_spoil_a_flush(
         return result
 
     with monkeypatch.context() as patched:
+        if is_queued:
+            patched.setattr(AfterCommitPublisher, "_is_alone", lambda _: False)
         patched.setattr(AfterCommitPublisher, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             nb.put("port", "p1", 1, topic="t")

@@ -193,7 +193,7 @@ def test_a_dependent_object_runs_its_owner_also_the_former_one_and_after_its_end
     wait_until(lambda: set(runs.keys()) == {"p2"}, what="the owner of what was deleted")
     idle(controller)
     assert {request.table for request in runs.requests} == {"port"}
-    assert controller._work._deleted == {}  # nothing is remembered of what is not worked on
+    assert controller._work._ends.of(Key("binding", "b1")) is None  # nothing is remembered of what is not worked on
 
 
 def test_a_table_may_be_worked_on_itself_and_have_owners(make: Making) -> None:

@@ -151,6 +151,6 @@ def test_objects_that_move_while_their_keys_run_all_the_time(tmp_path: Path) -> 
             controller.wait_idle(timeout_s=WAIT_S)
             for key in keys:
                 nb.update("port", key, {}, topic="elsewhere")
-                wait_until(lambda key=key: controller.enqueue("port", key) or "moved" in seen[key])  # type: ignore[misc]
+                wait_until(lambda key=key: controller.enqueue("port", key) and "moved" in seen[key])  # type: ignore[misc]
     for key in keys:
         assert next(end for end in seen[key] if end != "there") == "moved"

@@ -528,3 +528,21 @@ def test_what_a_program_sees_of_them(nb: NbApi, cache: LocalCache) -> None:
     assert repr(nb.table(Port)).startswith("<Table 'port' of Port in ")
     assert repr(cache.table(Port)).startswith("<CachedTable 'port' of Port in ")
     assert repr(nb.transaction().table(Port)) == "<TransactionTable 'port'>"
+
+
+class Dated(Model, table="port"):
+    times: list[datetime.datetime | None]
+
+
+def test_a_datetime_without_a_time_zone_is_refused_with_what_to_do(nb: NbApi) -> None:
+    dated, naive = nb.table(Dated), datetime.datetime(2026, 1, 2, 3, 4, 5)
+    advice = r"without a time zone.*datetime\.now\(timezone\.utc\)"
+    with pytest.raises(ValueMismatch, match=advice) as refused:
+        dated.create("p1", Dated([None, naive]), topic=TOPIC)
+    assert refused.value.field == "times[1]"
+    with pytest.raises(ValueMismatch, match=advice):  # also as a plain value, which would be a text when it is read
+        nb.create("port", "p1", {"times": [naive]}, topic=TOPIC)
+    wrong: Any = ["2026-01-02T03:04:05"]
+    with pytest.raises(ValueMismatch, match="got `str`$"):  # a text is something else
+        dated.create("p1", Dated(wrong), topic=TOPIC)
+    assert nb.get_all("port") == []

@@ -9,6 +9,7 @@ import pytest
 
 import pubsub_api
 from publisher_service.service import PublisherService
+from pubsub_api.errors import InvalidEvent
 from pubsub_api.publishing import multiproc
 from tests.functional.conftest import event
 from tests.helpers.service_nodes import START_S, Host
@@ -70,6 +71,23 @@ def test_large_and_small_events_pass_in_order_however_the_socket_cuts_them(host:
         wait_until(lambda: len(got) >= len(sizes), START_S, "all events")
         assert service.report()["sequencer"]["refused_events"] == 0
     assert [(item.version, len(item.value)) for item in got] == list(enumerate(sizes, 1))
+
+
+def test_headers_pass_through_the_service(host: Host) -> None:
+    got: list[pubsub_api.Event] = []
+    with (
+        PublisherService(host.conf()),
+        pubsub_api.open(host.url) as session,
+        multiproc.worker_publisher(host.conf()) as worker,
+    ):
+        session.subscriber(["#"], got.append).wait_ready(timeout_s=START_S)
+        for number in range(1, 201):
+            worker.send_event(event(number, headers={"n": str(number)} if number % 2 else {}))
+        with pytest.raises(InvalidEvent, match="17 headers are more than 16"):
+            worker.send_event(event(201, headers={str(name): "" for name in range(17)}))
+        worker.flush(timeout_s=START_S)
+        wait_until(lambda: len(got) >= 200, START_S, "all events")
+    assert [item.headers for item in got] == [{"n": str(number)} if number % 2 else {} for number in range(1, 201)]
 
 
 def test_what_nobody_waits_for_is_acknowledged_all_the_same(host: Host) -> None:

@@ -50,7 +50,7 @@ def test_a_portable_url_says_what_the_configuration_says(tmp_path: pathlib.Path)
     with contextlib.closing(durable_log.open(url)) as log:
         assert isinstance(log, SegmentedLog)
         assert log.shards == 3, "the URL has the last word"
-        assert log.directory == tmp_path / "a b&c"
+        assert pathlib.Path(log.segment_store.place) == tmp_path / "a b&c"
         assert log.conf["log"].compact_topics == ["a/#", "b"]
         assert log.conf["log_sqlite"].synchronous == "normal"
 

@@ -197,6 +197,21 @@ def test_publish_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a bus in memory ends at this process" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("caller", "a header is NAME=TEXT, not 'caller'"),
+        ("=me", "a name has 1 to 64 bytes"),
+        ("a=" + "x" * 1024, "1024"),
+    ],
+)
+def test_a_bad_header_is_refused_before_anything_is_opened(
+    header: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["publish", "--url", "redis://127.0.0.1:1", "t", "v", "--header", header]) == exits.USAGE
+    assert why in capsys.readouterr().err
+
+
 def publish_lines(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     return main.main(["publish", "--stdin", "--url", "memory://cli", "--topic", "t", "--json"])
@@ -219,6 +234,7 @@ def test_publish_from_standard_input(capsys: pytest.CaptureFixture[str], monkeyp
         ('{"table": "port", "key": "k", "verison": 1}', "line 2 of the input: 'verison' is no field of an event"),
         ('{"table": "port", "key": "k", "version": -1}', "event 2: event 'port'/'k': version -1"),
         ('{"table": "port", "key": "k", "action": "explode"}', "event 2: event 'port'/'k': action 'explode'"),
+        ('{"table": "port", "key": "k", "headers": {"a": 1}}', "event 2: event port/k: header 'a'"),
         ('{"topic": "a//b", "table": "port", "key": "k"}', "event 2: topic 'a//b' has an empty level"),
     ],
 )

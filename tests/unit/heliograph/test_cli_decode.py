@@ -54,6 +54,16 @@ def decode(data: bytes, tmp_path: pathlib.Path, *arguments: str) -> int:
     return main.main(["decode", str(path), *arguments])
 
 
+def test_headers_are_shown(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced = events.encode_event(Event(table="port", key="p1", action="set", headers={"caller": "me"}), STAMP)
+    bad = msgpack.packb(["port", "p2", "set", None, 0, STAMP, "no JSON"])
+    captured = frame.pack(Kind.DATA, GUID, "t", events.pack_body([traced, bad]), first=1, count=2, timestamp=STAMP)
+    assert decode(captured, tmp_path, "--json") == exits.OK
+    assert [one["headers"] for one in json.loads(capsys.readouterr().out)["events"]] == [{"caller": "me"}, "no JSON"]
+    assert decode(captured, tmp_path) == exits.OK
+    assert "caller" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_every_kind_of_frame(

@@ -190,7 +190,7 @@ def test_the_log_is_measured_at_any_size(driver: str) -> None:
     outcome = SCENARIOS["log"](Plan(EVENTS, 1, True, lambda _: None), driver)
     assert {row["case"] for row in outcome.rows} >= {"append", "read", "seal", "read sealed, frames"}
     assert all(row["events/s"] > 0 for row in outcome.rows)
-    assert len(outcome.checks) == (3 if driver == "zmq" else 1)
+    assert len(outcome.checks) == (6 if driver == "zmq" else 1)
 
 
 # -- plan, targets, report

@@ -14,6 +14,7 @@ import nb_api.cache.local_cache
 import nb_api.controller.statistics
 import nb_api.coordination.discovery
 import nb_api.coordination.election
+import nb_api.coordination.key_shards
 import nb_api.fleet
 import pubsub_api.publishing.multiproc
 from tests.helpers import code_map, documents
@@ -140,6 +141,7 @@ def _defined(path: str) -> Iterator[str]:
         nb_api.cache.local_cache.LocalCacheStatistics,
         nb_api.controller.statistics.ControllerStatistics,
         nb_api.coordination.election.ElectionStatistics,
+        nb_api.coordination.key_shards.KeyShardsStatistics,
         nb_api.coordination.discovery.RegistrationStatistics,
         nb_api.coordination.discovery.DirectoryStatistics,
         nb_api.fleet.FleetReporterStatistics,

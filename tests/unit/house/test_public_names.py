@@ -17,6 +17,7 @@ import pytest
 
 import durable_log
 import nb_api.coordination.election
+import nb_api.coordination.key_shards
 import pubsub_api
 from nb_api import Controller, LocalCache
 from tests.helpers import code_map
@@ -76,6 +77,7 @@ def things(tmp_path: pathlib.Path) -> Iterator[dict[str, Any]]:
         found["index"] = cache.index("by_network", lambda port: port.value)
         found["controller"] = stack.enter_context(Controller(cache, lambda _request: None, name="flows"))
         found["election"] = nb_api.coordination.election.Election(nb.db, "leader", holder="a")
+        found["shards"] = nb_api.coordination.key_shards.KeyShards(nb.db, "flows", count=4, holder="a")
         found["log"] = stack.enter_context(durable_log.open(f"sqlite://{tmp_path}/log.db"))
         yield found
 
@@ -95,6 +97,7 @@ def test_everything_says_what_and_where_it_is(things: dict[str, Any], tmp_path: 
         "index": ("Index", "by_network", "port"),
         "controller": ("Controller", "flows", "open"),
         "election": ("Election", "leader", "objects.db"),
+        "shards": ("KeyShards", "flows", "objects.db"),
         "log": (f"sqlite://{tmp_path}/log.db",),
     }.items():
         assert [part for part in parts if part not in said[name]] == [], said[name]

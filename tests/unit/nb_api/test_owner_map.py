@@ -21,6 +21,16 @@ def owners_of(found: DbObject) -> list[tuple[str, str]]:
     return [("net", name) for name in found.value]
 
 
+def test_the_keys_that_all_known_objects_concern() -> None:
+    owners = OwnerMap(["net"], {"port": owners_of})
+    owners.put("net", "n1", held(None))
+    owners.put("port", "p1", held(["n1", "n2"]))
+    owners.put("port", "p2", held([]))
+    assert sorted(owners.keys()) == [Key("net", "n1"), Key("net", "n1"), Key("net", "n2")]
+    owners.remove("port", "p1")
+    assert list(owners.keys()) == [Key("net", "n1")]
+
+
 def test_objects_of_other_tables_concern_themselves() -> None:
     owners = OwnerMap(None, {"port": owners_of})
     assert owners.put("net", "n1", held(None)) == (Key("net", "n1"),)

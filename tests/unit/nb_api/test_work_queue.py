@@ -383,6 +383,13 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             known.due = min(known.due, max(self.now + delay, known.rest_until))
 
+    @rule(dropped=st.sets(keys))
+    def drop(self, dropped: set[Key]) -> None:
+        self.queue.drop(dropped.__contains__)
+        for key in dropped & self.model.keys():
+            if not self.model[key].is_running:
+                del self.model[key]
+
     @rule(passed=delays)
     def pass_time(self, passed: float) -> None:
         self.now += passed

@@ -114,7 +114,7 @@ def test_the_group_may_read_segments_and_nobody_else(folder: pathlib.Path) -> No
         [segment] = Sealer(log).seal(0)
         path = pathlib.Path(segment.path)
         assert mode_of(path) == 0o640
-        assert mode_of(path.parent) == mode_of(log.directory) == 0o750
+        assert mode_of(path.parent) == mode_of(pathlib.Path(log.segment_store.place)) == 0o750
 
 
 def test_the_group_may_read_snapshots_and_nobody_else(folder: pathlib.Path) -> None:

@@ -128,8 +128,11 @@ class PeerLimits:
         """That of the connection with this descriptor; None when it is gone."""
         account = self._accounts.get(descriptor)
         if account is None or not account.connection.is_same:
-            self._scan(time.monotonic())
-            account = self._accounts.get(descriptor)
+            # Not all of them: thousands of askers come at once when a publisher starts again.
+            self._accounts.pop(descriptor, None)
+            account = None
+            if (found := self._connections.find(descriptor)) is not None:
+                account = self._accounts[descriptor] = Account(found, time.monotonic())
         return account
 
     def has_room(self, account: Account | None, size: int) -> bool:

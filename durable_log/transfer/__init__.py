@@ -1,0 +1,1 @@
+"""Events of a log in files of their own, and back."""

@@ -1,0 +1,150 @@
+"""Appending the events of a file to a log: the work behind ``heliograph log import``.
+
+Frames go in as they were, with their publisher, their numbers and their signature, so the log knows what it has: to
+import a file again, also after it was killed half way, appends what is still missing and nothing twice.  Their offsets,
+and when they were appended, are those of the new log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from durable_log import config
+from durable_log.core.placing import NOWHERE, StreamPosition, place
+from durable_log.log_api import LogApi, StoredFrame, shard_of
+from durable_log.segments.columns import import_pyarrow, schema
+from durable_log.segments.rebuilding import stored_frames
+from durable_log.transfer.exporting import format_of
+from durable_log.transfer.json_rows import decode_row
+from durable_log.upkeep.verifying import OnProgress
+from pubsub_api.core.frame import Header
+from pubsub_api.errors import FrameError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_PORTION_EVENTS = 8192
+
+
+@dataclasses.dataclass
+class ImportReport:
+    frames: int = 0
+    events: int = 0
+    """Events that the log did not have."""
+    duplicates: int = 0
+    """Events that it had already."""
+
+
+def import_file(
+    log: LogApi, path: pathlib.Path, *, on_progress: OnProgress = lambda _done, _total: None
+) -> ImportReport:
+    """Append the frames of a file that `export` has written, or of a sealed segment.
+
+    What was appended before an error stays; to import the file again completes it.  Raises UsageError when it is no
+    such file, LogError, FrameError, OSError, DriverDependencyMissing.
+    """
+    report = ImportReport()
+    for frames in _portions(path, on_progress):
+        appended = log.append([one.frame for one in frames])
+        report.frames += len(frames)
+        report.events += appended.events
+        report.duplicates += appended.duplicates
+    return report
+
+
+def try_import(
+    log: LogApi | None, path: pathlib.Path, *, on_progress: OnProgress = lambda _done, _total: None
+) -> ImportReport:
+    """What `import_file` would do; nothing is written.  ``log`` None: to a log that does not exist yet."""
+    report, position = ImportReport(), _positions(log)
+    known: dict[tuple[bytes, str], StreamPosition] = {}
+    for frames in _portions(path, on_progress):
+        for header in (one.header() for one in frames):
+            stream = (header.guid, header.topic)
+            placement = place(header, known.get(stream) or position(header), ranges_max=config.MISSING_RANGES_MAX)
+            known[stream] = placement.position
+            kept = sum(last - first + 1 for first, last in placement.kept)
+            report.frames += 1
+            report.events += kept
+            report.duplicates += header.count - kept
+    return report
+
+
+def _positions(log: LogApi | None) -> Callable[[Header], StreamPosition]:
+    """Where a stream stands in a log."""
+    shards: dict[int, dict[tuple[bytes, str], StreamPosition]] = {}
+
+    def position(header: Header) -> StreamPosition:
+        if log is None:
+            return NOWHERE
+        shard = shard_of(header.topic, log.shards)
+        if shard not in shards:
+            shards[shard] = {(one.guid, one.topic): StreamPosition(one.last, one.missing) for one in log.streams(shard)}
+        return shards[shard].get((header.guid, header.topic), NOWHERE)
+
+    return position
+
+
+def _portions(path: pathlib.Path, on_progress: OnProgress) -> Iterator[list[StoredFrame]]:
+    """The frames of a file.  Raises UsageError when something in it is not what `export` writes."""
+    read = {"jsonl": _lines, "parquet": _row_groups}[format_of(path)]
+    arrow = import_pyarrow()
+    tables = read(path, on_progress)
+    while True:
+        try:
+            table = next(tables, None)
+            if table is None:
+                return
+            frames = list(stored_frames(table))
+        except FileNotFoundError:
+            raise UsageError(f"there is no file {path}") from None
+        except (arrow.ArrowException, FrameError, OSError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path} is not a sound file of 'heliograph log export': {error}") from error
+        yield frames
+
+
+def _lines(path: pathlib.Path, on_progress: OnProgress) -> Iterator[pyarrow.Table]:
+    arrow, total = import_pyarrow(), path.stat().st_size
+    with path.open("rb") as file:
+        for rows in _whole_frames(_rows(file)):
+            yield arrow.Table.from_pylist(rows, schema=schema(with_frames=True))
+            on_progress(file.tell(), total)
+
+
+def _rows(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+
+    for number in itertools.count(1):
+        line = file.readline()
+        if not line:
+            return
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("it is not complete")
+            yield decode_row(line)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+
+
+def _whole_frames(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Rows in portions, each of which begins with a frame."""
+    portion: list[dict[str, Any]] = []
+    for row in rows:
+        if len(portion) >= _PORTION_EVENTS and row["frame_count"] is not None:
+            yield portion
+            portion = []
+        portion.append(row)
+    if portion:
+        yield portion
+
+
+def _row_groups(path: pathlib.Path, on_progress: OnProgress) -> Iterator[pyarrow.Table]:
+    with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=schema(with_frames=True).names, use_threads=False)
+            on_progress(group + 1, file.num_row_groups)

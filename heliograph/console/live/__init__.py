@@ -1,0 +1,1 @@
+"""What moves: rates over the last minutes, topics, and events as they pass."""

@@ -1,0 +1,284 @@
+"""Keys that several processes share: each works on those of the shards that it holds, and no two on the same.
+
+`nb_api.core.key_shards` decides; this asks the database, in one thread.  `nb_api.Controller` works by it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from nb_api.coordination.lease_config import read_election_lease
+from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
+from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
+from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardCounters, ShardRecord, ShardRun, shard_of
+from nb_api.core.own_tables import OWN_PREFIX
+from nb_api.db_api import DbApi
+from pubsub_api.errors import Closed, Forked, UsageError
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.periodic import Failures
+from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+
+LOG = logging.getLogger(__name__)
+
+TABLE = f"{OWN_PREFIX}key-shards"
+CLOSE_TIMEOUT_S = 5.0
+COUNT_MAX = 1024
+"""Each shard is a record, which every process reads a few times per lease."""
+_KEY_CHARACTERS = 55
+"""What is added to the name for the key of a record."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyShardsStatistics:
+    """Counters since it was made."""
+
+    count: int
+    """Shards that there are."""
+    held: int
+    """Shards that this process holds, those included that it is about to give up."""
+    share: int
+    """Shards that it should hold, as of its last look."""
+    members: int
+    """Processes that share the keys, as of its last look."""
+    is_lasting: bool
+    """The lease of this process lasts.  When it does not, no run begins."""
+    is_deferring: bool
+    """A process that began earlier divides the keys into another number of shards: this one waits for its end."""
+    gains: int
+    """Shards that this process got."""
+    releases: int
+    """Shards that it gave up for another process."""
+    losses: int
+    """Shards that it lost, because it showed no progress for a whole lease."""
+    lapses: int
+    """How often its lease was over while it held shards: it stood still, or the database did not answer."""
+    ended: int
+    """Other processes that showed no progress for a whole lease, and that this one has ended."""
+    conflicts: int
+    """Writes that came too late, because another process was faster."""
+    failures: int
+    """Calls that the database did not answer."""
+
+
+class KeyShards(Closeable):
+    """A process that shares keys with all others of the same ``name``.  Every method may be called from any thread.
+
+    Keys are in ``count`` shards, the same number in every process; four to ten for each process are a good number.  It
+    takes part from ``start`` to ``close``, and holds its share of the shards.  ``holder`` is what is shown of it in the
+    database.
+
+    A lease ends, on the clock of its holder, before another process can take its shards.  A process that stood still
+    for longer begins no run before it has renewed its lease, and has lost its shards when another has taken them.  A
+    shard is given up when its last run has ended.  One inherited by a forked child holds nothing there.  The database
+    object is used from a thread of its own and stays the caller's.
+    """
+
+    def _about(self) -> str:
+        return f"{self._name!r} in {self._db!r}"
+
+    def __init__(
+        self,
+        db: DbApi,
+        name: str,
+        *,
+        count: int,
+        holder: str,
+        lease_s: float | None = None,
+        clock: Callable[[], float] = lease_clock,
+    ) -> None:
+        """``lease_s`` is ``[election] lease`` when it is not given.  Raises UsageError, InvalidObject for the name."""
+        check_name(name, "name of key shards")
+        if len(name) > NAME_CHARACTERS_MAX - _KEY_CHARACTERS:
+            raise UsageError(f"a name of key shards has {NAME_CHARACTERS_MAX - _KEY_CHARACTERS} characters at most")
+        if not 1 <= count <= COUNT_MAX:
+            raise UsageError(f"keys are divided into 1 to {COUNT_MAX} shards, not {count!r}")
+        self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
+        if not self._lease_s > 0:
+            raise UsageError(f"a lease takes time, not {self._lease_s} s")
+        self._db = db
+        self._name = name
+        self._count = count
+        self._clock = clock
+        self._core = KeyShardsCore(holder, os.urandom(16).hex(), count, self._lease_s)
+        self._changed = threading.Condition()
+        self._is_closed = self._is_inherited = False
+        self._deadline: float | None = None
+        """When the thread ends although the database has not answered, unless a run goes on."""
+        self._told = (0, 0)
+        self._failures = Failures(LOG, f"The key shards {name!r}: the database does not answer")
+        self._log_deferring = SeldomLog(LOG)
+        self._thread = threading.Thread(target=self._run, name=f"key-shards-{name}", daemon=True)
+        forking.register(self)
+
+    def start(self) -> KeyShards:
+        """Take part.  Does not wait for the database.  Raises LimitReached, Forked."""
+        if self._is_inherited:
+            raise Forked("key shards belong to the process that made them; make them in this process")
+        start_thread(self._thread)
+        return self
+
+    def __enter__(self) -> KeyShards:
+        return self.start()
+
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Begin no run any more, and give every shard up, so that another process can have it at once.
+
+        A shard in which a run goes on is given up when it has ended, and its lease is renewed until then, as long as
+        the database is open.  Blocks until all is given up, ``timeout_s`` at most.  Idempotent.
+        """
+        with self._changed:
+            if not self._is_closed:
+                self._is_closed = True
+                self._core.leave()
+                self._deadline = self._clock() + timeout_s
+            self._changed.notify_all()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread and not self._is_inherited:
+            self._thread.join(timeout_s)
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._changed, self._thread))
+        self._is_inherited = self._is_closed = True
+        self._changed = threading.Condition()
+        self._core = KeyShardsCore("", "", self._count, self._lease_s)  # which never holds anything
+
+    # -- what is held
+
+    def shard_of(self, table: str, key: str) -> int:
+        """The shard of a key: the same in every process."""
+        return shard_of(table, key, self._count)
+
+    def tokens(self) -> dict[int, int]:
+        """The shards in which this process may begin runs while its lease lasts, each with its fencing token."""
+        with self._changed:
+            return self._core.tokens()
+
+    @property
+    def moves(self) -> int:
+        """How often `tokens` has changed."""
+        return self._core.moves
+
+    def token(self, table: str, key: str) -> int | None:
+        """The fencing token of a key's shard, higher than that of every holder before; None when this process may not
+        begin to work on the key now."""
+        shard = self.shard_of(table, key)
+        with self._changed:
+            return self._core.tokens().get(shard) if self._core.is_lasting(self._clock()) else None
+
+    def is_lasting(self) -> bool:
+        """Whether the lease of this process lasts."""
+        with self._changed:
+            return self._core.is_lasting(self._clock())
+
+    def is_foreign(self, table: str, key: str) -> bool:
+        """Another process holds the shard of this key, or shall have it, or nobody holds it yet."""
+        shard = self.shard_of(table, key)
+        with self._changed:
+            return self._core.is_foreign(shard)
+
+    # -- runs
+
+    def begin_run(self, table: str, key: str) -> ShardRun | None:
+        """None when no run may begin now.  The shard is not given up before `end_run` was called with the result."""
+        shard = self.shard_of(table, key)
+        with self._changed:
+            return self._core.begin_run(shard, self._clock())
+
+    def is_held(self, run: ShardRun) -> bool:
+        """No other process can work on the key of this run, nor can it before the lease is over."""
+        with self._changed:
+            return self._core.is_held(run, self._clock())
+
+    def is_ending(self, run: ShardRun) -> bool:
+        """The run should come to an end: its shard is lost, or another process waits for it."""
+        with self._changed:
+            return self._core.is_foreign(run.shard) or not self._core.is_held(run, self._clock())
+
+    def end_run(self, run: ShardRun) -> bool:
+        """Whether the shard was held all the time since the run began."""
+        with self._changed:
+            now = self._clock()
+            was_held = self._core.end_run(run, now)
+            if self._deadline is not None:
+                self._deadline = max(self._deadline, now + CLOSE_TIMEOUT_S)
+            if self._core.is_foreign(run.shard):
+                self._changed.notify_all()
+            return was_held
+
+    def statistics(self) -> KeyShardsStatistics:
+        with self._changed:
+            core = self._core
+            is_lasting = core.is_lasting(self._clock())
+            return KeyShardsStatistics(
+                self._count, core.held, core.share, core.members, is_lasting, core.is_deferring,
+                failures=self._failures.count, **dataclasses.asdict(core.counters),
+            )  # fmt: skip
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while (call := self._next_call()) is not None:
+            answer = self._ask(call)
+            with self._changed:
+                answer(self._clock())
+                counters, held = dataclasses.replace(self._core.counters), self._core.held
+            self._tell(counters, held)
+
+    def _next_call(self) -> RecordCall | None:
+        """Wait until there is something to ask, None when there never will be again."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                is_late = self._deadline is not None and now >= self._deadline
+                if self._core.is_gone or (is_late and not self._core.has_runs):
+                    return None
+                call = self._core.next_call(now)
+                if call is not None:
+                    return call
+                self._changed.wait(max(0.0, self._core.due(now) - now))
+
+    def _ask(self, call: RecordCall) -> Callable[[float], None]:
+        """What the core is to be told at the time of the answer."""
+        try:
+            if call.kind == "look":
+                return self._look()
+            version = carry_out(self._db, TABLE, f"{self._name}/{call.key}", call)
+        except REFUSED:
+            return self._core.refused
+        except Closed:
+            self._core.is_gone = True  # the database was closed before us; the lease ends by itself
+            return self._core.failed
+        except Exception as error:  # noqa: BLE001  counted and logged
+            self._failures.note(error)
+            return self._core.failed
+        return lambda now: self._core.written(version, now)
+
+    def _look(self) -> Callable[[float], None]:
+        prefix = f"{self._name}/"
+        with self._db.snapshot([TABLE]) as snapshot:
+            found = {one.key: ShardRecord(one.version, one.value) for one in snapshot}
+        # A name may begin with another one and a slash; the rest of a key has one slash.
+        rests = {key.removeprefix(prefix): one for key, one in found.items() if key.startswith(prefix)}
+        records = {rest: one for rest, one in rests.items() if rest.count("/") == 1}
+        return lambda now: self._core.found(records, now)
+
+    def _tell(self, counters: ShardCounters, held: int) -> None:
+        if self._core.is_deferring:
+            self._log_deferring(
+                "The key shards %r: another process has divided the keys into another number of shards than %d, and "
+                "began earlier. This one takes none until that one has ended.", self._name, self._count,
+            )  # fmt: skip
+        lapses, held_before = self._told
+        if counters.lapses > lapses:
+            LOG.warning(
+                "The key shards %r: the lease of %g s was over, because this process stood still or the database did "
+                "not answer. No run begins before it is renewed.", self._name, self._lease_s,
+            )  # fmt: skip
+        if held != held_before:
+            LOG.info("The key shards %r: %d of %d are held", self._name, held, self._count)
+        self._told = (counters.lapses, held)

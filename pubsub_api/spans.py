@@ -1,0 +1,292 @@
+"""Spans of OpenTelemetry: what is one, and how it is connected with others.  Imported by `pubsub_api.tracing` alone.
+
+The context of the span in which an event came into being stands in its headers, as W3C says it, if that trace is
+sampled.  On the side of receivers there are spans for such events only: a span has links to the contexts of all events
+that it is about, and is a child of it when there is only one.  So the trace of a lone change goes from the commit to
+the controller, and a batch belongs to no single trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from opentelemetry import context, trace
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pubsub_api.core.events import Event
+from pubsub_api.core.headers import NO_HEADERS, write_headers
+from pubsub_api.core.messages import Query
+from pubsub_api.core.receiving.statistics import SubscriberCounters
+from pubsub_api.runtime.shared_threads import run_soon
+from pubsub_api.subscribing.decoding import decode
+from pubsub_api.subscribing.items import Item
+
+E = TypeVar("E", bound=Event)
+
+LINKS_MAX = 64
+"""Of one span: half of what OpenTelemetry keeps by default."""
+CAUSES_MAX = 10_000
+"""Objects of which it is remembered which event a run of a controller is due to; the oldest are forgotten."""
+_TRACEPARENT = "traceparent"
+_SYSTEM = {"messaging.system": "heliograph"}
+_W3C = TraceContextTextMapPropagator()
+
+
+class Spans:
+    """Makes the spans of a process.  For any thread."""
+
+    def __init__(self, provider: TracerProvider | None) -> None:
+        self._tracer = trace.get_tracer("heliograph", tracer_provider=provider)
+        self._causes: tuple[weakref.ref[Causes], ...] = ()
+        """Of the controllers that live.  Replaced and never changed: it is read in every callback, without a lock."""
+
+    # -- sending
+
+    @contextlib.contextmanager
+    def commit(self, writes: int, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+        """Around a commit.  Gives the headers of the events that tell of it."""
+        attributes: dict[str, Any] = {"db.system.name": "heliograph", "db.operation.batch.size": writes}
+        with self._tracer.start_as_current_span("commit", kind=SpanKind.CLIENT, attributes=attributes):
+            yield _with_current(headers)
+
+    def trace_publisher(self, publisher: Any, *, has_batches: bool) -> None:
+        """Have a publisher make spans: its methods are replaced, so that one that is not traced looks for nothing.
+
+        ``has_batches``: it sends a list by other means than one event after the other.
+        """
+        send_event, send_events = publisher.send_event, publisher.send_events
+
+        def traced_event(event: Event) -> Any:
+            with self._publish((event,)) as (traced,):
+                return send_event(traced)
+
+        def traced_events(events: Iterable[Event]) -> Any:
+            if not has_batches or not events or not isinstance(events, list | tuple):
+                return send_events(events)  # which sends each of them by the other method
+            with self._publish(events) as traced:
+                return send_events(traced)
+
+        vars(publisher).update(send_event=traced_event, send_events=traced_events)
+
+    @contextlib.contextmanager
+    def _publish(self, events: Sequence[Event]) -> Iterator[list[Event]]:
+        """The events with the context of the span; those that have one of before keep it."""
+        attributes: dict[str, Any] = {**_SYSTEM, "messaging.batch.message_count": len(events)}
+        topic = getattr(events[0], "topic", None)
+        if isinstance(topic, str) and all(getattr(event, "topic", None) == topic for event in events):
+            attributes["messaging.destination.name"] = topic
+        with self._span("publish", SpanKind.PRODUCER, contexts_of(events), attributes):
+            alone = _with_current(NO_HEADERS)
+            yield [_traced(event, alone) for event in events]
+
+    # -- receiving
+
+    def callbacks(
+        self, on_event: Callable[[E], None] | None, on_events: Callable[[Sequence[E]], None] | None
+    ) -> tuple[Callable[[E], None] | None, Callable[[Sequence[E]], None] | None]:
+        """The callbacks of a subscriber, within a span when any of their events is traced."""
+
+        def tell_one(event: E) -> None:
+            assert on_event is not None
+            with self._deliver((event,)):
+                on_event(event)
+
+        def tell_all(events: Sequence[E]) -> None:
+            assert on_events is not None
+            with self._deliver(events):
+                on_events(events)
+
+        return tell_one if on_event else None, tell_all if on_events else None
+
+    @contextlib.contextmanager
+    def _deliver(self, events: Sequence[Event]) -> Iterator[None]:
+        contexts = contexts_of(events)
+        if not contexts:
+            yield
+            return
+        for reference in self._causes:
+            if (causes := reference()) is not None:
+                causes.note(events)
+        attributes = {**_SYSTEM, "messaging.batch.message_count": len(events)}
+        with self._span("deliver", SpanKind.CONSUMER, contexts, attributes):
+            yield
+
+    def repairs(self) -> RepairWatch:
+        return RepairWatch(self._repaired)
+
+    def _repaired(self, begun_ns: int, ended_ns: int, out: Sequence[Item], lost: int) -> None:
+        events = [event for item in out if isinstance(item, tuple) for event in decode(item)[0]]
+        attributes: dict[str, Any] = {**_SYSTEM, "heliograph.lost": lost}
+        links = [Link(one) for one in contexts_of(events)[:LINKS_MAX]]
+        span = self._tracer.start_span(
+            "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=begun_ns
+        )
+        if lost:
+            span.set_status(Status(StatusCode.ERROR, "events were given up: a resync follows"))
+        span.end(ended_ns)
+
+    # -- controllers
+
+    def reconcile(self, call: Callable[[Any], Any], name: str, owners: Any) -> Callable[[Any], Any]:
+        """The function of a controller, within a span when its run is due to a traced event.
+
+        ``owners`` is its `nb_api.controller.core.owners.OwnerMap`, which tells the keys that an event concerns.
+        """
+        run = self._runs_of(name, owners)
+
+        def traced(request: Any) -> Any:
+            with run(request):
+                return call(request)
+
+        return traced
+
+    def reconcile_coroutine(self, call: Callable[[Any], Any], name: str, owners: Any) -> Callable[[Any], Any]:
+        """The same for a coroutine function."""
+        run = self._runs_of(name, owners)
+
+        async def traced(request: Any) -> Any:
+            with run(request):
+                return await call(request)
+
+        return traced
+
+    def _runs_of(self, name: str, owners: Any) -> Callable[[Any], contextlib.AbstractContextManager[None]]:
+        causes = Causes()
+        self._causes = (*(one for one in self._causes if one() is not None), weakref.ref(causes))
+        vars(owners).update(put=causes.passed_on(owners.put), remove=causes.passed_on(owners.remove))
+
+        @contextlib.contextmanager
+        def run(request: Any) -> Iterator[None]:
+            contexts = causes.take(request.table, request.key)
+            if not contexts:
+                yield
+                return
+            attributes = {
+                "heliograph.controller": name, "heliograph.table": request.table, "heliograph.key": request.key,
+                "heliograph.attempt": request.attempt,
+            }  # fmt: skip
+            try:
+                with self._span("reconcile", SpanKind.INTERNAL, contexts, attributes):
+                    yield
+            except BaseException:
+                causes.put(request.table, request.key, contexts)  # it runs again
+                raise
+
+        return run
+
+    @contextlib.contextmanager
+    def _span(
+        self, name: str, kind: SpanKind, contexts: Sequence[SpanContext], attributes: dict[str, Any]
+    ) -> Iterator[None]:
+        """A span with links; a child of the context when there is only one."""
+        parent = None
+        if len(contexts) == 1:
+            parent = trace.set_span_in_context(trace.NonRecordingSpan(contexts[0]), context.Context())
+        with self._tracer.start_as_current_span(
+            name, parent, kind, attributes, [Link(one) for one in contexts[:LINKS_MAX]]
+        ):
+            yield
+
+
+class Causes:
+    """Which events the next run of a key is due to.
+
+    For any thread, without a lock, which a fork could leave held: threads that meet here cost a link at the most.
+    """
+
+    def __init__(self) -> None:
+        self._contexts: OrderedDict[tuple[str, str], tuple[SpanContext, ...]] = OrderedDict()
+
+    def note(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if contexts := contexts_of((event,)):
+                self.put(event.table, event.key, contexts)
+
+    def passed_on(self, concerned_by: Callable[..., Sequence[tuple[str, str]]]) -> Callable[..., Any]:
+        """A function from table and key of an object to the keys that run because of it; these have its causes then."""
+
+        def traced(table: str, key: str, *rest: Any) -> Sequence[tuple[str, str]]:
+            concerned = concerned_by(table, key, *rest)
+            if contexts := self.take(table, key):
+                for one in concerned:
+                    self.put(*one, contexts)
+            return concerned
+
+        return traced
+
+    def take(self, table: str, key: str) -> Sequence[SpanContext]:
+        return self._contexts.pop((table, key), ())
+
+    def put(self, table: str, key: str, contexts: Iterable[SpanContext]) -> None:
+        known = self._contexts.get((table, key), ())
+        self._contexts[table, key] = (*known, *(one for one in contexts if one not in known))[:LINKS_MAX]
+        if len(self._contexts) > CAUSES_MAX:
+            with contextlib.suppress(KeyError):
+                self._contexts.popitem(last=False)
+
+
+class RepairWatch:
+    """Notices when a subscriber asks caches for what is missing, and when that has come or is given up."""
+
+    def __init__(self, tell: Callable[[int, int, Sequence[Item], int], None]) -> None:
+        self._tell = tell
+        self._begun_ns = 0
+        self._is_asking = False
+        self._closed = self._lost = 0
+
+    def look(self, out: Sequence[Item], queries: Sequence[Query], counters: SubscriberCounters) -> None:
+        """After each call of the core, with what came out of it.  What is to be told is told in another thread."""
+        if not self._is_asking and any(query.wants and not query.confirm for query in queries):
+            self._is_asking = True
+            self._begun_ns = time.time_ns()
+        lost = counters.lost - self._lost
+        if self._begun_ns and (lost or counters.repair.closed_by_repair > self._closed):
+            self._is_asking = False
+            run_soon(functools.partial(self._tell, self._begun_ns, time.time_ns(), out, lost))
+        self._closed, self._lost = counters.repair.closed_by_repair, counters.lost
+
+
+def contexts_of(events: Iterable[Event]) -> list[SpanContext]:
+    """The different contexts of sampled traces in the headers of events, in their order."""
+    found: dict[str, SpanContext] = {}
+    for event in events:
+        headers = getattr(event, "headers", None) or NO_HEADERS
+        text = headers.get(_TRACEPARENT) if isinstance(headers, Mapping) else None
+        if text is not None and text not in found:
+            told = trace.get_current_span(_W3C.extract(headers, context.Context())).get_span_context()
+            if told.is_valid and told.trace_flags.sampled:
+                found[text] = told
+    return list(found.values())
+
+
+def _traced(event: Event, alone: Mapping[str, str]) -> Event:
+    """The event with the context of the current span, which is ``alone`` for one without headers.  What is no event is
+    left to who refuses it."""
+    if not alone or not isinstance(event, Event):
+        return event
+    headers = event.headers
+    if headers is not NO_HEADERS and (not isinstance(headers, Mapping) or _TRACEPARENT in headers):
+        return event
+    traced = alone if headers is NO_HEADERS else _with_current(headers)
+    return event if traced is headers else msgspec.structs.replace(event, headers=traced)
+
+
+def _with_current(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers with the context of the current span; as they are when it is not sampled, or there is no room for it."""
+    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+        return headers
+    traced = dict(headers)
+    _W3C.inject(traced)
+    try:
+        write_headers(traced)
+    except ValueError:  # of the program, or full: it is sent, or refused, as it is
+        return headers
+    return traced
