@@ -10,7 +10,7 @@ import msgspec
 
 import durable_log
 from durable_log import LogApi, RecordConflict
-from durable_log.config import GROUP
+from durable_log.config import frame_bytes_max
 from durable_log.loading import build_log
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
@@ -31,9 +31,9 @@ class LogTarget(Target):
 
     def __init__(self, url: str, directory: str) -> None:
         super().__init__(url, directory)
-        frame_bytes_max = int(build_log(url).conf[GROUP].frame_bytes_max)
-        self.event_bytes_max = frame_bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX
-        self._bytes_per_frame = min(_BYTES_PER_FRAME, frame_bytes_max // 2)
+        bytes_max = frame_bytes_max(build_log(url).conf)
+        self.event_bytes_max = bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX
+        self._bytes_per_frame = min(_BYTES_PER_FRAME, bytes_max // 2)
 
     def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         with contextlib.closing(durable_log.open(self.url)) as log:
