@@ -58,20 +58,23 @@ class CopySink:
         self.newest[key] = value["number"]
         self.ended_ns = now_ns
 
+    def lacks(self, wanted: Mapping[str, int]) -> int:
+        """How many of these objects have not this number or a higher one."""
+        return sum(self.newest.get(key, -1) < number for key, number in wanted.items())
+
     def wait(self, wanted: Mapping[str, int], quiet_s: float) -> int:
         """Return when every object has this number or a higher one, or when nothing came for so long.
 
         Returns how many have not.
         """
         heard, quiet_since = -1, time.monotonic()
-        missing = list(wanted.items())
-        while missing := [(key, number) for key, number in missing if self.newest.get(key, -1) < number]:
+        while missing := self.lacks(wanted):
             if len(self.latencies_ns) != heard:
                 heard, quiet_since = len(self.latencies_ns), time.monotonic()
             elif time.monotonic() - quiet_since > quiet_s:
                 break
             time.sleep(_LOOK_INTERVAL_S)
-        return len(missing)
+        return missing
 
 
 class ChangeWriter(abc.ABC):

@@ -29,12 +29,15 @@ from bench.workers import Usage, Worker, allow_many_files, usage_now
 from nb_api import LocalCache, NbApi
 from nb_api.core.own_tables import is_own
 from nb_api.db_api import DbApi, DbObject, Snapshot
+from pubsub_api.errors import WaitTimeout
 from pubsub_api.testing.ports import free_port
 
 TENANTS = 50
 TENANT_SIZE = OBJECTS // TENANTS
 CACHES_PER_PROCESS = 250
-SYNC_TIMEOUT_S = 600.0
+SYNC_TIMEOUT_S = 240.0
+"""Caches that are not complete after that are counted, and measuring goes on."""
+_LOOK_INTERVAL_S = 0.05
 _KILL_AFTER = 0.3
 """The service is killed when this part of the phase is over."""
 
@@ -73,6 +76,8 @@ class Synced(NamedTuple):
     """How often a cache looked for a slot."""
     usage: Usage
     syncs: Syncs
+    unsynced: int
+    """Caches that were not complete in time."""
 
 
 class Told(NamedTuple):
@@ -100,6 +105,8 @@ class ControllerRun:
     caches: int
     sync_s: float
     """From nothing until the last cache was complete."""
+    unsynced: int
+    """Caches that were not complete in time."""
     snapshots_at_once: int
     slot_reads: int
     server_sync_cpu_s: float
@@ -138,8 +145,16 @@ class ServiceProcess:
         self._worker.end()
 
 
-def run(server: DatabaseServer, directory: pathlib.Path, *, caches: int, seconds: float, rate: float) -> ControllerRun:
-    """Raises WorkerFailed.  ``directory`` is for the service's files, and empty."""
+def run(
+    server: DatabaseServer,
+    directory: pathlib.Path,
+    *,
+    caches: int,
+    seconds: float,
+    rate: float,
+    say: Callable[[str], None],
+) -> ControllerRun:
+    """Raises WorkerFailed.  ``directory`` is for the service's files, and empty.  ``say`` is told what comes next."""
     database = server.new_url()
     bus = f"zmq://127.0.0.1:{free_port()}#{directory}/workers"
     with contextlib.ExitStack() as stack:
@@ -154,11 +169,15 @@ def run(server: DatabaseServer, directory: pathlib.Path, *, caches: int, seconds
         ]
         for controller in controllers:
             controller.hear()
+        say(f"{caches:,} caches: from cold")
         before_s, begun_ns = server.cpu_s(), time.monotonic_ns()
-        synced: list[Synced] = _ask_all(controllers, "go", SYNC_TIMEOUT_S)
+        synced: list[Synced] = _ask_all(controllers, "go", SYNC_TIMEOUT_S + RUN_TIMEOUT_S)
         sync_cpu_s = server.cpu_s() - before_s
+        say(f"{caches:,} caches: idle")
         resources: list[Resources] = _ask_all(controllers, seconds / 2, RUN_TIMEOUT_S)
+        say(f"{caches:,} caches: {rate:g} changes/s")
         calm = _phase(server, writer, controllers, Phase("calm", seconds, rate))
+        say(f"{caches:,} caches: {rate:g} changes/s, and the service is killed")
         restart = _phase(server, writer, controllers, Phase("restart", seconds, rate), service)
         for worker in (writer, *controllers):
             worker.tell("stop")
@@ -167,6 +186,7 @@ def run(server: DatabaseServer, directory: pathlib.Path, *, caches: int, seconds
     return ControllerRun(
         caches=caches,
         sync_s=(max(one.ended_ns for one in synced) - begun_ns) / 1e9,
+        unsynced=sum(one.unsynced for one in synced),
         snapshots_at_once=most_at_once(span for one in synced for span in one.open_ns),
         slot_reads=sum(one.slot_reads for one in synced),
         server_sync_cpu_s=sync_cpu_s,
@@ -317,13 +337,30 @@ class _Caches:
             sum(one.slots.without for one in counters),
         )
 
+    def await_synced(self) -> int:
+        """Returns how many are not complete in time."""
+        deadline, unsynced = time.monotonic() + SYNC_TIMEOUT_S, 0
+        for cache in self.caches:
+            try:
+                cache.wait_synced(timeout_s=max(0.0, deadline - time.monotonic()))
+            except WaitTimeout:
+                unsynced += 1
+        return unsynced
+
     def await_changes(self, newest: dict[str, int]) -> int:
-        """Returns how many last changes did not come."""
-        missing = 0
+        """Returns how many last changes did not come.  Gives up when no cache has got anything for long: were each
+        waited for by itself, those that lack something would take an hour."""
+        lacking = []
         for tenant, sink in zip(self._tenants, self.sinks, strict=True):
-            keys = {key_of(tenant * TENANT_SIZE + place) for place in range(TENANT_SIZE)}
-            missing += sink.wait({key: number for key, number in newest.items() if key in keys}, QUIET_S)
-        return missing
+            keys = map(key_of, range(tenant * TENANT_SIZE, (tenant + 1) * TENANT_SIZE))
+            lacking.append((sink, {key: newest[key] for key in keys if key in newest}))
+        begun_ns = time.monotonic_ns()
+        while lacking := [(sink, wanted) for sink, wanted in lacking if sink.lacks(wanted)]:
+            heard_ns = max(begun_ns, *(sink.ended_ns for sink in self.sinks))
+            if time.monotonic_ns() - heard_ns > QUIET_S * 1e9:
+                break
+            time.sleep(_LOOK_INTERVAL_S)
+        return sum(sink.lacks(wanted) for sink, wanted in lacking)
 
     def close(self) -> None:
         for cache in self.caches:
@@ -338,11 +375,10 @@ def control(pipe: Connection, database: str, bus: str, address: str, first: int,
         pipe.recv()
         before, counts_before = usage_now(), _counts()
         made = _Caches(nb, address, first, count)
-        for cache in made.caches:
-            cache.wait_synced(timeout_s=SYNC_TIMEOUT_S)
+        unsynced = made.await_synced()
         ended_ns = time.monotonic_ns()
         used = usage_now() - before
-        pipe.send(Synced(ended_ns, notes.open_ns, notes.own_reads, used, made.syncs()))
+        pipe.send(Synced(ended_ns, notes.open_ns, notes.own_reads, used, made.syncs(), unsynced))
         pipe.send(_resources(pipe.recv(), count, used, counts_before))
         while pipe.recv() != "stop":
             for sink in made.sinks:

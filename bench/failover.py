@@ -23,7 +23,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
 
-OPTIONS = {"member_lease": 2.0, "claim_time": 4.0}
+OPTIONS = {"member_lease": 2.0}
 TOPICS = 32
 _INTERVAL_S = 0.02
 _SETTLE_TIMEOUT_S = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,8 +98,11 @@ class OurReceiver(Receiver):
         """With the numbers of the events whose frames were dropped; of several topics one cannot tell which."""
         statistics = self._subscriber.statistics()
         dropped = {"dropped": self._faults.counts().dropped, "dropped_ranges": self._dropped_ranges}
-        names = ("frames", "gaps", "repaired", "lost", "duplicates", "discarded", "unparked", "queries", "resyncs")
-        return {name: getattr(statistics, name) for name in names} | dropped
+        paths = (
+            "frames", "repair.gaps", "repair.repaired", "lost", "intake.duplicates", "discarded", "repair.unparked",
+            "repair.queries", "resyncs",
+        )  # fmt: skip
+        return {path.rpartition(".")[2]: operator.attrgetter(path)(statistics) for path in paths} | dropped
 
     def close(self) -> None:
         self._session.close()

@@ -11,7 +11,7 @@ from oslo_config import cfg
 from bench.change_ends import TABLE, ChangeFollower, ChangeWriter, CopySink, ObjectWrite
 from bench.ends import OPEN_TIMEOUT_S
 from nb_api import LocalCache, NbApi, Resynced, config
-from nb_api.core.differences import CacheChange, Deleted
+from nb_api.core.copy.differences import CacheChange, Deleted
 from nb_api.db_api import Write
 from nb_api.loading import open_db
 from nb_api.writing.publishing import DirectPublisher

@@ -23,7 +23,7 @@ from bench.runs import RUN_TIMEOUT_S, Load, MakeSink, send_at_rate, subscribe
 from bench.sinks import NS_PER_S, Sink
 from bench.workers import Worker, usage_now
 from nb_api import LocalCache, NbApi, Resynced, notify_config
-from nb_api.core.differences import CacheChange
+from nb_api.core.copy.differences import CacheChange
 from publisher_service.service import PublisherService
 from publisher_service.worker.publisher import WorkerPublisher
 from pubsub_api import loading

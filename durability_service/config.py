@@ -86,9 +86,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         count("injection_peers_min", 0, 0, 1000, "Before the set on disk of any service becomes the set of the domain, "
               "so many other services of its role must be there: an old or lagging set that starts first and alone is "
               "not taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
-        seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
-                "that start, unless all that it knows of have asked."),
-        seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
         seconds("cleanup_delay", DAY_S, 1.0, 365 * DAY_S, "Deletions are remembered this long. A service that was "
                 "away for longer does not bring its old data back."),
         flag("require_aligner", False, "End with an error when, a discovery period after the first, nobody may lead a "
@@ -101,6 +98,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+COMBINE_INITIAL_S = 0.5
+"""How long an aligner waits for further requests of services that start, unless all that it knows of have asked."""
+COMBINE_OPERATIONAL_S = 0.01
+"""How long it waits for further requests of others: those that one cause makes ask come together."""
 HEARTBEAT_FACTOR = 0.25
 """Part of ``expiry_time`` between heartbeats: three may be lost before a fellow counts as gone."""
 ALIGN_TIMEOUT_S = 2.0
@@ -247,8 +248,8 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         discovery_s=options.initial_discovery_period,
         expected_peers=options.expected_peers,
         injection_peers_min=options.injection_peers_min,
-        combine_initial_s=options.combine_period_initial,
-        combine_operational_s=options.combine_period_operational,
+        combine_initial_s=COMBINE_INITIAL_S,
+        combine_operational_s=COMBINE_OPERATIONAL_S,
         align_timeout_s=ALIGN_TIMEOUT_S,
         reconcile_s=RECONCILE_INTERVAL_S,
         cleanup_s=options.cleanup_delay,

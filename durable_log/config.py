@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
+from pubsub_api.config import GROUP as PUBSUB_GROUP
 from pubsub_api.config import LOG_GROUP, LOG_URL
 from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, seconds, size, text
 
@@ -29,22 +30,23 @@ OPTIONS: Sequence[cfg.Opt] = (
     size("retention_bytes", 0, "The oldest is dropped while the log is larger than this, segments and what is not "
          "sealed together. 0: never.", low=0, high=2**60),
     *advanced(
-        text("driver", "", "Driver: the name of a heliograph.log_driver entry point. Empty: the scheme of url."),
         cfg.ListOpt("compact_topics", default=[],
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
         seconds("compact_tombstone_age", 7 * DAY_S, 0.0, _CENTURY_S,
                 "A delete in a compacted topic stays this long, for those who were away."),
         seconds("operation_timeout", 10.0, 0.05, 3600.0,
                 "How long one operation may take, waiting for others included. Then the log counts as unavailable."),
-        size("frame_bytes_max", 16 * MIB, "Largest frame that is stored.", low=65_536, high=512 * MIB),
-        count("segment_events", 1_000_000, 1, 100_000_000, "Events of a segment at most."),
         count("seal_events", 200_000, 1, 100_000_000,
               "A shard is sealed when it has this many events that are not, or when one of them is older than "
-              "seal_age."),
+              "seal_age. A segment has at most five times as many."),
         seconds("seal_age", 600.0, 0.0, 365 * DAY_S, "See seal_events."),
     ),
 )  # fmt: skip
 
+FRAME_BYTES_MAX = 16 * MIB
+"""Largest frame that is stored, unless the bus sends larger ones: what a reader must have room for."""
+SEGMENT_SEALS = 5
+"""Events of a segment at most, as a multiple of ``seal_events``: a shard that nothing has sealed for long."""
 MAINTENANCE_INTERVAL_S = 10.0
 """How often it is looked whether there is something to seal or to drop: a read of each shard."""
 RECORD_BYTES_MAX = MIB
@@ -61,6 +63,16 @@ STREAM_FORGET_AGE_S = 30 * DAY_S
 """A stream that was idle this long is forgotten.  Should its frames be appended again, they are stored again."""
 COMPACT_OBJECTS_MAX = 5_000_000
 """Objects of a shard that compaction keeps in memory, about 1 GB.  A shard with more is not compacted."""
+
+
+def frame_bytes_max(conf: cfg.ConfigOpts) -> int:
+    """Largest frame that is stored."""
+    return max(FRAME_BYTES_MAX, int(conf[PUBSUB_GROUP].frame_bytes_max))
+
+
+def segment_events(conf: cfg.ConfigOpts) -> int:
+    """Events of a segment at most."""
+    return SEGMENT_SEALS * int(conf[GROUP].seal_events)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

@@ -1,7 +1,7 @@
 """From a URL, or a configuration, to a log.
 
 Drivers are entry points of the namespace ``heliograph.log_driver``, found by stevedore and by nothing else.  The scheme
-of the URL names the driver, unless ``[log] driver`` does.  Options of ``[log]``, and of the driver, may stand in
+of the URL names the driver.  Options of ``[log]``, and of the driver, may stand in
 the URL: ``sqlite:///dir/log.db?shards=4``.
 """
 
@@ -24,7 +24,7 @@ from pubsub_api.runtime.plugins import Plugins, register_options, split_url, wit
 NAMESPACE = "heliograph.log_driver"
 
 _PLUGINS = Plugins(NAMESPACE, LogApi, "log driver")  # type: ignore[type-abstract]  # only its subclasses are made
-_NOT_IN_URL = {"url", "driver"}
+_NOT_IN_URL = {"url"}
 
 
 def open_log(
@@ -102,9 +102,7 @@ def _find_driver(url: str | None, conf: cfg.ConfigOpts) -> tuple[type[LogApi], S
     check_group(conf, config.GROUP, config.OPTIONS)
     given = conf[config.GROUP].url if url is None else url
     parts = split_url(given, what="log", example="sqlite:///path/log.db", has_hosts=True)
-    # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
-    configured = conf[config.GROUP].driver if url is None else ""
-    driver_class = load_log_driver(configured or parts.scheme)
+    driver_class = load_log_driver(parts.scheme)
     _register(conf, driver_class)
     return driver_class, parts
 

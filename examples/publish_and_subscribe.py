@@ -37,7 +37,7 @@ def main(url: str) -> None:
             if not has_all.wait(timeout=60):
                 raise SystemExit("not all events came within 60 s")
             statistics = subscriber.statistics()
-            print(f"{statistics.received} events in {statistics.frames} frames, {statistics.gaps} gaps")
+            print(f"{statistics.received} events in {statistics.frames} frames, {statistics.repair.gaps} gaps")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from nb_api.api import NbApi, NbStatistics
 from nb_api.cache.index import Index
 from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.statistics import LocalCacheStatistics
-from nb_api.cache.subscriptions import Subscription
+from nb_api.cache.telling.subscriptions import Subscription
 from nb_api.controller.controller import Controller
 from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
 from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
-from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
+from nb_api.core.copy.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.verifying.verification import ObjectDifference, Verification
 from nb_api.writing.transaction import Transaction

@@ -20,8 +20,8 @@ from oslo_config import cfg
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
 from nb_api.coordination.snapshot_limit import ProcessTurns
-from nb_api.core.writes import CheckedWrite, committed_changes
-from nb_api.db_api import DbApi, DbObject, Write, Written
+from nb_api.core.writes import committed_changes
+from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
@@ -222,22 +222,21 @@ class NbApi(Closeable):
             written = self._db.commit(checked)
         finally:
             self._commit_seconds.add(time.monotonic() - began)
-        unchanged = sum(outcome.action is None for outcome in written)
-        if unchanged:
-            self._unchanged += unchanged
-        if unchanged < len(written):
-            self._committed(checked, written)
+        changes = committed_changes(checked, written)
+        self._unchanged += len(written) - len(changes)
+        if changes:
+            self._committed(changes)
         return [outcome.version for outcome in written]
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
         return self._db.allocate(name)
 
-    def _committed(self, writes: Sequence[CheckedWrite], written: Sequence[Written]) -> None:
+    def _committed(self, changes: Sequence[Change]) -> None:
         """Something was written."""
         self._writes += 1
         if self._after_commit is not None:
-            self._after_commit.put(committed_changes(writes, written))
+            self._after_commit.put(changes)
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 
@@ -294,7 +293,7 @@ class NbApi(Closeable):
         )
 
     def close(self) -> None:
-        """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
+        """Publish what waits, for at most ``PUBLISH_TIMEOUT_S``, and release everything.  Idempotent."""
         self._is_closed = True
         for thread in self._upkeep:
             thread.ask_to_stop()
@@ -331,9 +330,4 @@ def _check(conf: cfg.ConfigOpts, *, has_bus: bool) -> None:
         raise InvalidConfig(
             f"[db] value_bytes_max = {options.value_bytes_max} is more than an event can carry with [pubsub] "
             f"frame_bytes_max = {conf[GROUP].frame_bytes_max}: at most {room}"
-        )
-    if options.outbox_age < 2 * options.confirm_interval:
-        raise InvalidConfig(
-            f"[db] outbox_age = {options.outbox_age} s is less than twice confirm_interval = "
-            f"{options.confirm_interval} s: what is on its way would be published twice"
         )

@@ -79,6 +79,9 @@ class DbApi(abc.ABC):
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
 
+    uses_tls: ClassVar[bool] = False
+    """False: certificates in ``[db]`` are refused, because nothing would be encrypted with them."""
+
     with_outbox: bool = True
     """False: changes made through this object count as published.  For who has no bus, where nobody would confirm.
     Changes of Heliograph's own tables (`nb_api.core.own_tables`) count as published in any case."""

@@ -1,7 +1,7 @@
 """From a URL, or a configuration, to a database.
 
 Drivers are entry points of the namespace ``heliograph.db_driver``, found by stevedore and by nothing else.  The scheme
-of the URL names the driver, unless ``[db] driver`` does.
+of the URL names the driver.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from nb_api import config, notify_config
 from nb_api.db_api import DbApi
 from nb_api.errors import DbNotFound
 from pubsub_api.config import check_group, new_conf
+from pubsub_api.runtime.options import refuse_tls
 from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.db_driver"
@@ -60,12 +61,12 @@ def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with
     check_group(conf, config.GROUP, config.OPTIONS, others=notify_config.NOTIFY_OPTIONS)
     given = conf[config.GROUP].url if url is None else url
     parts = split_url(given, what="database", example="sqlite:///path/file.db", has_hosts=True)
-    # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
-    configured = conf[config.GROUP].driver if url is None else ""
-    driver_class = load_db_driver(configured or parts.scheme)
+    driver_class = load_db_driver(parts.scheme)
     register_options(conf, driver_class, driver_class.options)
     for group, options in driver_class.options.items():
         check_group(conf, group, options)
+    if not driver_class.uses_tls:
+        refuse_tls(conf, config.GROUP, parts.scheme)
     db = driver_class(conf, parts)
     db.with_outbox = with_outbox
     return db

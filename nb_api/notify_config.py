@@ -17,22 +17,10 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
               "Changes that the feed keeps at least. A controller that missed more reads a snapshot."),
         seconds("outbox_age", 5.0, 0.1, DAY_S,
                 "A change that nobody has confirmed as published for this long is published by the sweeper: its writer "
-                "has died. Several times confirm_interval, or what is on its way is published twice."),
-        count("publish_queue_max", 20_000, 1, 10_000_000,
-              "Committed changes that wait to be published, in one process. When it is full, writers wait."),
-        seconds("publish_timeout", 5.0, 0.01, 3600.0,
-                "How long publishing may take, and how long the end of a process waits for what is in that queue. What "
-                "is not published then stays in the outbox and is swept."),
-        seconds("confirm_interval", 0.1, 0.001, 60.0,
-                "Published changes are taken out of the outbox this often, all of them together."),
-        seconds("sweep_interval", 1.0, 0.01, 3600.0, "How often the sweeper looks into the outbox."),
-        seconds("compact_interval", 300.0, 0.0, DAY_S,
-                "How often changes beyond changes_kept, and deletes of more than a day ago, are forgotten: by the "
-                "elected publisher service where there is one, else by every process that writes. 0: never."),
-        seconds("retry_interval", 0.5, 0.01, 3600.0,
-                "Pause before a resync that failed, or a database that was away when a publisher service started, is "
-                "tried again; each further failure doubles it."),
-        seconds("retry_interval_max", 30.0, 0.01, 3600.0, "Longest such pause."),
+                "has died. It looks five times as often, once a second at least."),
+        seconds("retry_interval_max", 30.0, 0.01, 3600.0,
+                "Longest pause before a resync that failed, or a database that was away when a publisher service "
+                "started, is tried again. The first is a tenth of it, 0.5 seconds at most; each failure doubles it."),
     ),
 )  # fmt: skip
 
@@ -50,9 +38,6 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
         count("changes_queue_max", 100_000, 1, 100_000_000,
               "Changes that wait to be iterated over. When it is full, they are replaced by one Resynced that says "
               "so."),
-        count("delta_changes_max", 100_000, 0, 100_000_000,
-              "A resync reads at most so many missed changes one by one; when there are more, it reads the objects "
-              "instead. 0: it always reads the objects."),
         seconds("verify_interval", 60.0, 0.0, DAY_S,
                 "How often the database's revision is asked for, one cheap read, to notice that it went back, as one "
                 "does that is restored from a backup. 0: never."),
@@ -62,17 +47,26 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
                 "When a publisher or the broker could not be reached for this long, or frames were refused, the "
                 "database is read instead, and again as often until that ends. 0: never."),
         seconds("snapshot_jitter", 5.0, 0.0, 3600.0,
-                "A full resync that nobody waits for is delayed by a random part of this."),
-        seconds("snapshot_interval_min", 10.0, 0.0, 3600.0,
-                "Full resyncs of one cache closer together than this are deferred and joined."),
-        seconds("source_timeout", 30.0, 0.1, 3600.0,
-                "How long durability services may take to answer, and then to give everything; then the database is "
-                "read."),
-        seconds("slot_lease", 15.0, 0.5, 3600.0,
-                "A slot whose holder shows no progress for this long is taken over."),
+                "A full resync that nobody waits for is delayed by a random part of this. Those of one cache that are "
+                "closer together than twice this are deferred and joined."),
     ),
 )  # fmt: skip
 
+PUBLISH_QUEUE_MAX = 20_000
+"""Committed changes that wait to be published, in one process: some seconds of writing.  When it is full, writers
+wait."""
+PUBLISH_TIMEOUT_S = 5.0
+"""How long publishing may take, and how long the end of a process waits for what is in that queue.  What is not
+published then stays in the outbox and is swept."""
+CONFIRM_INTERVAL_S = 0.1
+"""Published changes are taken out of the outbox this often, all of them together: ten commits in a second at most."""
+SWEEP_INTERVAL_S = 1.0
+"""How often the sweeper looks into the outbox: one cheap read."""
+COMPACT_INTERVAL_S = 300.0
+"""How often changes beyond ``changes_kept``, and old deletes, are forgotten: by the elected publisher service where
+there is one, else by every process that writes."""
+RETRY_INTERVAL_S = 0.5
+"""A database that was restarted is back after some times this."""
 TOMBSTONES_KEPT_S = DAY_S
 """How long it is remembered that an object was deleted: longer than any writer stands still."""
 UPDATE_ATTEMPTS_MAX = 100
@@ -82,15 +76,37 @@ SWEEP_BATCH = 500
 TOMBSTONES_MAX = 100_000
 """Deletes since the last resync that a cache remembers, to recognise older events, about 100 bytes each.  More lead to
 a delta resync."""
+DELTA_CHANGES_MAX = 100_000
+"""A resync reads at most so many missed changes one by one; when there are more, it reads the objects instead, which is
+faster for most databases."""
 DELTA_PORTION = 1000
 """Changes that are read at a time."""
+SLOT_LEASE_S = 15.0
+"""A slot whose holder shows no progress for this long is taken over."""
 SLOT_WAIT_MAX_S = 300.0
 """A cache that got no slot for this long reads without one, which is counted: late is worse than together."""
 FEED_PATIENCE_S = 5.0
 """A copy that follows the feed and could not read it for this long does not count as complete."""
+SOURCE_TIMEOUT_S = 30.0
+"""How long durability services may take to answer, and then to give everything; then the database is read."""
 SOURCE_REPAIRS_MAX = 1000
 """Objects that the source has not, or not new enough, and that are read from the database one by one.  When there are
 more, reading all objects is faster."""
+
+
+def confirm_interval(conf: cfg.ConfigOpts) -> float:
+    """Seconds.  A small part of outbox_age, or what is on its way would be published twice."""
+    return min(CONFIRM_INTERVAL_S, float(conf[config.GROUP].outbox_age) / 25)
+
+
+def sweep_interval(conf: cfg.ConfigOpts) -> float:
+    """Seconds between two looks of the sweeper: what is due is late by a fifth at most."""
+    return min(SWEEP_INTERVAL_S, float(conf[config.GROUP].outbox_age) / 5)
+
+
+def retry_interval(conf: cfg.ConfigOpts) -> float:
+    """Seconds before what failed is tried again for the first time; later pauses double up to retry_interval_max."""
+    return min(RETRY_INTERVAL_S, float(conf[config.GROUP].retry_interval_max) / 10)
 
 
 def register(conf: cfg.ConfigOpts) -> None:

@@ -28,7 +28,7 @@ from publisher_service.upkeep import start
 from publisher_service.worker.publisher import event_bytes_max
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
-from pubsub_api.config import batch_bytes_max
+from pubsub_api.config import batch_bytes_max, forget_time
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.publishing.publisher import Publisher, default_name
 from pubsub_api.reporting import serve
@@ -139,7 +139,7 @@ class PublisherService:
 
     def _open_publisher(self, parts: contextlib.ExitStack) -> Publisher:
         told = self.recovered
-        if told.age_s > self.conf[PUBSUB].publisher_forget_time:
+        if told.age_s > forget_time(self.conf):
             told = RecoveredJournal()  # no subscriber remembers that incarnation: to tell of it would look like news
         predecessor = predecessor_of(told, settings.frame_settings(self.conf))
         name = self.conf[PUBSUB].publisher_name or f"{default_name().partition('/')[0]}/publisher-service"

@@ -16,7 +16,7 @@ from oslo_config import cfg
 from pubsub_api.errors import InvalidConfig, UsageError
 from pubsub_api.runtime.files import check_directory
 from pubsub_api.runtime.option_names import refuse_unknown
-from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, seconds, size, text
+from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, seconds, size, text, tls_files
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
@@ -34,6 +34,11 @@ BATCH_BYTES_MAX = 256 * KIB
 """Larger frames are not faster, and a lost one is a larger loss."""
 SEND_QUEUE_BYTES_MAX = 16 * MIB
 """Events waiting to be sent, which are lost when the process is killed.  When it is full, the sender sends them."""
+IDLE_TIMES_MAX = 16
+"""Hellos of a long-idle stream are spaced out up to so many ``max_idle_time``: four doublings."""
+FORGET_SILENCES = 20
+"""State of a publisher that vanished is kept for so many times the silence that makes it suspect: five minutes, longer
+than a restart."""
 RETRY_INTERVAL_S = 0.1
 """A publisher that was restarted is back after about this time."""
 
@@ -61,7 +66,8 @@ SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
          "Socket between workers and publisher service. When its directory cannot be made, the same file name is used "
          "in the user's runtime directory."),
     text("local_ip", "127.0.0.1", "Address of this host. Closed to the network until told otherwise."),
-    seconds("max_idle_time", 5.0, 0.01, DAY_S, "A stream that was idle this long announces its head in a hello."),
+    seconds("max_idle_time", 5.0, 0.01, DAY_S, "A stream that was idle this long announces its head in a hello. "
+            "Repeats are spaced out, up to sixteen times this."),
     *advanced(
         cfg.StrOpt("publisher_transport", choices=["tcp", "ipc"], default="tcp",
                    help="Transport of a bind-based driver."),
@@ -96,9 +102,8 @@ LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
 """For every driver, and for workers that lost their publisher service."""
 
 ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
-    seconds("idle_time_limit", 80.0, 0.01, DAY_S, "Hellos of a long-idle stream are spaced out up to this interval."),
-    count("missed_hellos_max", 3, 2, 1000, "A publisher silent for this many max_idle_time is suspected."),
-    seconds("publisher_forget_time", 300.0, 0.1, DAY_S, "State of a publisher that vanished is kept this long."),
+    count("missed_hellos_max", 3, 2, 1000, "A publisher silent for this many max_idle_time is suspected. Twenty times "
+          "later it is forgotten."),
     size("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
     count("batch_events_max", 1024, 1, 65_536, "Most events in one frame."),
     size("pending_bytes_max", 64 * MIB,
@@ -111,8 +116,8 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
     count("min_services", 0, 0, 1000,
           "How many of those who keep history durably must hold an event before Publisher.confirm returns."),
     seconds("cache_age_max", 300.0, 0.001, DAY_S, "Frames older than this leave a cache."),
-    seconds("resync_jitter", 1.0, 0.0, DAY_S, "A resync after loss is delayed by a random part of this."),
-    seconds("resync_interval_min", 1.0, 0.0, DAY_S, "Resyncs closer together than this are deferred and joined."),
+    seconds("resync_jitter", 1.0, 0.0, DAY_S, "A resync after loss is delayed by a random part of this. Resyncs that "
+            "are closer together than this are joined."),
     seconds("ready_timeout", 1.0, 0.001, DAY_S,
             "How long a new link waits for the heads of its publishers before it is used."),
     flag("repair", True, "Ask caches for missing ranges before a resync."),
@@ -121,15 +126,22 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
     count("repair_attempts_max", 5, 1, 100, "Queries for the same hole before a resync, quick ones not counted."),
     seconds("query_interval", 0.0, 0.0, DAY_S,
             "Ask publishers for their heads this often, for sporadic ones. 0: never."),
-    text("history_source", "durability",
-         "Who keeps the past for subscribers that ask for it: the name of a heliograph.history_source entry point."),
 )  # fmt: skip
 
-PUBSUB_OPTIONS: Sequence[cfg.Opt] = _old(
-    *SPECIFIED_OPTIONS, *OPERATOR_OPTIONS, *LINK_OPTIONS, *ENVELOPE_OPTIONS, *REPAIR_OPTIONS
+TLS_OPTIONS: Sequence[cfg.Opt] = advanced(
+    *tls_files(),
+    flag("tls_client_auth", False,
+         "A publisher that listens lets only subscribers in whose certificate is signed by tls_ca_file. Set it on both "
+         "sides."),
+)  # fmt: skip
+"""For drivers that encrypt with TLS; the others refuse them."""
+
+PUBSUB_OPTIONS: Sequence[cfg.Opt] = (
+    *_old(*SPECIFIED_OPTIONS, *OPERATOR_OPTIONS, *LINK_OPTIONS, *ENVELOPE_OPTIONS, *REPAIR_OPTIONS),
+    *TLS_OPTIONS,
 )
 _IN_URLS = ("receive_queue_bytes_max", "pub_sub_use_multiproc", "publisher_multiproc_socket")
-URL_OPTIONS = tuple(one for one in PUBSUB_OPTIONS if one in LINK_OPTIONS or one.name in _IN_URLS)
+URL_OPTIONS = tuple(one for one in PUBSUB_OPTIONS if one in (*LINK_OPTIONS, *TLS_OPTIONS) or one.name in _IN_URLS)
 """What the URL of every driver may give, beside the options of the driver's own group."""
 
 
@@ -184,21 +196,21 @@ def _reason(error: Exception) -> str:
 def check_combinations(conf: cfg.ConfigOpts) -> None:
     """Refuse options that contradict each other, with the reason."""
     pubsub = conf[GROUP]
-    if pubsub.idle_time_limit < pubsub.max_idle_time:
-        raise InvalidConfig(
-            f"[pubsub] idle_time_limit = {pubsub.idle_time_limit} s is shorter than "
-            f"max_idle_time = {pubsub.max_idle_time} s"
-        )
-    if pubsub.publisher_forget_time < pubsub.missed_hellos_max * pubsub.max_idle_time:
-        raise InvalidConfig(
-            "[pubsub] publisher_forget_time is shorter than the silence that makes a publisher suspect "
-            "(missed_hellos_max * max_idle_time): a live publisher would be forgotten"
-        )
     if pubsub.hmac_key is not None and len(pubsub.hmac_key.encode()) < HMAC_KEY_BYTES_MIN:
         raise InvalidConfig(
             f"[pubsub] hmac_key has fewer than {HMAC_KEY_BYTES_MIN} bytes: it could be guessed. Leave it out to send "
             "and accept frames that are not signed"
         )
+
+
+def silence_timeout(conf: cfg.ConfigOpts) -> float:
+    """Seconds after which a publisher that is not heard is suspected."""
+    return float(conf[GROUP].missed_hellos_max * conf[GROUP].max_idle_time)
+
+
+def forget_time(conf: cfg.ConfigOpts) -> float:
+    """Seconds for which the state of a publisher that vanished is kept."""
+    return FORGET_SILENCES * silence_timeout(conf)
 
 
 def batch_bytes_max(conf: cfg.ConfigOpts) -> int:

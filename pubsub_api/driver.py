@@ -295,6 +295,9 @@ class PubSubApi(abc.ABC):
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
 
+    uses_tls: ClassVar[bool] = False
+    """False: certificates in ``[pubsub]`` are refused, because nothing would be encrypted with them."""
+
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self.conf = conf
 

@@ -16,6 +16,7 @@ from oslo_config import cfg
 from pubsub_api import config
 from pubsub_api.driver import PubSubApi
 from pubsub_api.errors import DriverError, HeliographError, InvalidConfig
+from pubsub_api.runtime.options import refuse_tls
 from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.pubsub_driver"
@@ -71,6 +72,8 @@ def build_driver(conf: cfg.ConfigOpts, name: str | None = None) -> PubSubApi:
     for group, options in driver_class.options.items():
         config.check_group(conf, group, options)
     config.check_combinations(conf)
+    if not driver_class.uses_tls:
+        refuse_tls(conf, config.GROUP, conf[config.GROUP].pub_sub_driver if name is None else name)
     return driver_class(conf)
 
 

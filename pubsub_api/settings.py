@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oslo_config import cfg
 
-from pubsub_api.config import GROUP, batch_bytes_max, reply_bytes_max
+from pubsub_api.config import GROUP, IDLE_TIMES_MAX, batch_bytes_max, forget_time, reply_bytes_max, silence_timeout
 from pubsub_api.core.scopes import SCOPES_MAX
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
 from pubsub_api.driver import Capabilities
@@ -37,9 +37,9 @@ def publisher_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Publ
         frame=frame_settings(conf),
         cache=cache_settings(conf) if pubsub.with_cache else None,
         max_idle_time_s=pubsub.max_idle_time,
-        idle_time_limit_s=pubsub.idle_time_limit,
+        idle_time_limit_s=IDLE_TIMES_MAX * pubsub.max_idle_time,
         min_services=pubsub.min_services,
-        forget_time_s=pubsub.publisher_forget_time,
+        forget_time_s=forget_time(conf),
         scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         batch_events_max=pubsub.batch_events_max,
         batch_bytes_max=batch_bytes_max(conf),
@@ -53,11 +53,11 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         frame=frame_settings(conf),
         max_idle_time_s=pubsub.max_idle_time,
         message_delay_window_s=pubsub.message_delay_window,
-        silence_timeout_s=pubsub.missed_hellos_max * pubsub.max_idle_time,
-        forget_time_s=pubsub.publisher_forget_time,
+        silence_timeout_s=silence_timeout(conf),
+        forget_time_s=forget_time(conf),
         ready_timeout_s=pubsub.ready_timeout,
         resync_jitter_s=pubsub.resync_jitter,
-        resync_interval_min_s=pubsub.resync_interval_min,
+        resync_interval_min_s=pubsub.resync_jitter,
         pending_bytes_max=pubsub.pending_bytes_max,
         streams_max=pubsub.streams_max,
         repair=pubsub.repair and capabilities.queries,

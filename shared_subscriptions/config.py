@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from pubsub_api.config import check_group
-from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
 from shared_subscriptions.core.declaration import LANES_MAX
 from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings, LeaderSettings, LeaseSettings
@@ -16,7 +15,8 @@ GROUP = "groups"
 
 OPTIONS: Sequence[cfg.Opt] = (
     seconds("member_lease", 5.0, 0.2, 600.0,
-            "The streams of a member that was not heard of for this long go to others. It stops delivering before."),
+            "The streams of a member that was not heard of for this long go to others. It stops delivering before. "
+            "Another member becomes leader when the leader's record has not changed for twice this."),
     count("concurrency", 1, 1, 256, "Threads of a member that call the user. Order is kept within topic and key."),
     text("bind_address", "127.0.0.1", "Address at which a leader can be reached by members. Open it to the network "
          "when members run on several hosts."),
@@ -25,9 +25,6 @@ OPTIONS: Sequence[cfg.Opt] = (
               "Deliveries of one event before it goes to the dead letters. 0: without end."),
         text("member_name", "", "Name of this member. One that comes back under its name gets its streams back. Empty: "
              "a new name at every start."),
-        seconds("claim_time", 10.0, 0.4, 1200.0,
-                "Another member becomes leader when the leader's record has not changed for this long. At least one "
-                "and a half times member_lease."),
         seconds("handler_timeout", 300.0, 0.0, 604_800.0,
                 "An event that is with the program for longer than this is taken back and delivered again; what the "
                 "program says of it later is refused. A member all of whose threads hang leaves its groups until one "
@@ -46,6 +43,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+CLAIM_LEASES = 2.0
+"""Another member becomes leader after so many ``member_lease``: with fewer than one and a half it would come before the
+leases that the old one gave have ended."""
 COMMIT_INTERVAL_S = 0.5
 """How often a leader stores progress in the log.  A crash of the leader repeats what was acknowledged since."""
 PROGRESS_INTERVAL_S = 0.2
@@ -83,17 +83,11 @@ def register(conf: cfg.ConfigOpts) -> cfg.ConfigOpts:
     """Register the options and check their values.  Raises InvalidConfig."""
     conf.register_opts(OPTIONS, group=GROUP)
     check_group(conf, GROUP, OPTIONS)
-    groups = conf[GROUP]
-    if groups.claim_time < 1.5 * groups.member_lease:
-        raise InvalidConfig(
-            f"[groups] claim_time = {groups.claim_time} s is less than one and a half times member_lease = "
-            f"{groups.member_lease} s: a new leader would come before the leases of the old one have ended"
-        )
     return conf
 
 
 def lease_settings(conf: cfg.ConfigOpts) -> LeaseSettings:
-    return LeaseSettings(member_lease_s=conf[GROUP].member_lease, claim_time_s=conf[GROUP].claim_time)
+    return LeaseSettings(member_lease_s=conf[GROUP].member_lease, claim_time_s=CLAIM_LEASES * conf[GROUP].member_lease)
 
 
 def borrower_settings(conf: cfg.ConfigOpts) -> BorrowerSettings:

@@ -48,9 +48,8 @@ def subscribe(
     """
     conf = config.register(session.conf)
     log = durable_log.open(conf=conf)
-    recording = (
-        Recording(session, log, claim_time_s=conf[config.GROUP].claim_time) if conf[config.GROUP].record else None
-    )
+    claim_time_s = config.lease_settings(conf).claim_time_s
+    recording = Recording(session, log, claim_time_s=claim_time_s) if conf[config.GROUP].record else None
     try:
         return GroupSubscriber(
             log, conf, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, name=member,

@@ -187,7 +187,7 @@ def _cpu_of(verify: Callable[[], Verification]) -> tuple[float, Verification]:
 
 
 def _digest_ns() -> float:
-    """What `nb_api.core.cache` does for the digest at every update, less the loop around it."""
+    """What `nb_api.core.copy.cache` does for the digest at every update, less the loop around it."""
     totals = {"port": 0}
     versions = range(1 << 50, (1 << 50) + MILLION)
     start = time.process_time()

@@ -16,6 +16,7 @@ from bench.controller_runs import ControllerRun, PhaseFindings
 from bench.plan import Outcome, Plan, Row, percentile_us
 from bench.scenarios.changes import SEE_ZMQ
 from bench.targets import check
+from bench.workers import WorkerFailed
 
 DATABASE = "postgres"
 SIZES, SIZES_QUICK = (500, 2000), (10,)
@@ -29,25 +30,38 @@ def measure(plan: Plan, driver: str) -> Outcome:
         return Outcome("many_controllers", driver, [], [], [SEE_ZMQ])
     if (problem := database_servers.problem(DATABASE)) is not None:
         return Outcome("many_controllers", driver, [], [], [problem])
-    runs = []
+    runs: list[ControllerRun] = []
+    rows: list[Row] = []
+    notes: list[str] = []
     for caches in SIZES_QUICK if plan.is_quick else SIZES:
-        plan.say(f"{caches:,} caches")
-        with (
-            database_servers.running(DATABASE) as server,
-            tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory,
-        ):
-            seconds = SECONDS_QUICK if plan.is_quick else SECONDS
-            runs.append(
-                controller_runs.run(server, pathlib.Path(directory), caches=caches, seconds=seconds, rate=RATE)
-            )  # fmt: skip
+        plan.say(f"{caches:,} caches: starting")
+        try:
+            run = _run(plan, caches)
+        except WorkerFailed as error:  # the others were measured, and are told
+            rows.append({"case": f"{caches:,} caches, not measured"})
+            notes.append(f"{caches:,} caches: {error}")
+            continue
+        runs.append(run)
+        rows += _rows(run)
+        notes += _notes(run)
     measured = {
         "snapshots": float(max(run.snapshots_at_once for run in runs)),
         "after restart": float(sum(run.restart.syncs.snapshots for run in runs)),
-        "missing": float(sum(run.calm.missing + run.restart.missing for run in runs)),
-    }
-    rows = [row for run in runs for row in _rows(run)]
-    notes = [note for run in runs for note in _notes(run)]
+        "missing": float(sum(run.unsynced + run.calm.missing + run.restart.missing for run in runs)),
+    } if runs else {}  # fmt: skip
     return Outcome("many_controllers", driver, rows, check("many_controllers", driver, measured), notes)
+
+
+def _run(plan: Plan, caches: int) -> ControllerRun:
+    """Raises WorkerFailed."""
+    seconds = SECONDS_QUICK if plan.is_quick else SECONDS
+    with (
+        database_servers.running(DATABASE) as server,
+        tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory,
+    ):
+        return controller_runs.run(
+            server, pathlib.Path(directory), caches=caches, seconds=seconds, rate=RATE, say=plan.say
+        )
 
 
 def _rows(run: ControllerRun) -> list[Row]:
@@ -59,6 +73,7 @@ def _rows(run: ControllerRun) -> list[Row]:
         "without slot": run.syncs.without_slot,
         "deltas": run.syncs.deltas,
         "failures": run.syncs.failures,
+        "lost": run.unsynced,
         "slot reads": run.slot_reads,
         "db cpu": round(run.server_sync_cpu_s / run.sync_s, 2),
     }

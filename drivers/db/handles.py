@@ -143,7 +143,7 @@ class Handles(Generic[H]):
         """An idle connection, now busy, or None and the right to open one."""
         with self._lock:
             limits = self._limits
-            if not self._freed.wait_for(self._is_free, limits.timeout_s):
+            if not self._idle and not self._freed.wait_for(self._is_free, limits.timeout_s):
                 raise DbUnavailable(
                     f"all {limits.count_max} connections of connections_max were busy for {limits.timeout_s:g} s"
                 )

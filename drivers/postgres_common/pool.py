@@ -79,6 +79,8 @@ class PostgresConnection(psycopg.Connection[Row]):
 
     answer_timeout_s: float = math.inf
     was_notified = False
+    _reading: select.poll | None = None
+    """Waits for what can be read.  Used by the one thread that has the connection."""
     _known_calls: frozenset[bytes] = frozenset()
     """The names of statements that `call` has prepared here."""
 
@@ -155,10 +157,15 @@ class PostgresConnection(psycopg.Connection[Row]):
 
     def poll(self, wanted: int, timeout_s: float) -> int:
         """Which of ``wanted`` the socket is ready for; 0 when the time is over.  An error counts as ready."""
+        milliseconds = None if timeout_s == math.inf else max(0, math.ceil(timeout_s * 1000))
+        if wanted == _READ:  # for every change, twice
+            if self._reading is None:
+                self._reading = select.poll()
+                self._reading.register(self.pgconn.socket, select.POLLIN)
+            return _READ if self._reading.poll(milliseconds) else 0
         poller = select.poll()
         mask = (select.POLLIN if wanted & _READ else 0) | (select.POLLOUT if wanted & _WRITE else 0)
         poller.register(self.pgconn.socket, mask)
-        milliseconds = None if math.isinf(timeout_s) else max(0, math.ceil(timeout_s * 1000))
         events = poller.poll(milliseconds)
         if not events:
             return 0

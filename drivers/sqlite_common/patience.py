@@ -27,8 +27,7 @@ def run_patiently(
     Raises DbUnavailable when the lock is not to be had in time or the file cannot be used, DbError when it is damaged.
     """
     deadline = 0.0
-    # By chance, so that processes do not stay in step.
-    backoff = Backoff(_LOCK_PAUSE_MIN_S, _LOCK_PAUSE_MAX_S, jitter=random.random)
+    backoff: Backoff | None = None
     while True:
         check_open()
         try:
@@ -42,4 +41,6 @@ def run_patiently(
                 raise DbUnavailable(f"{what} was locked for {timeout_s} s") from error
         except sqlite3.Error as error:
             raise DbError(f"{what} is damaged or refuses: {error}") from error
+        # By chance, so that processes do not stay in step.
+        backoff = backoff or Backoff(_LOCK_PAUSE_MIN_S, _LOCK_PAUSE_MAX_S, jitter=random.random)
         time.sleep(backoff.next_s())

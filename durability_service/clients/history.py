@@ -53,8 +53,7 @@ class DurableHistory(HistorySource):
         self._read_topics = self._topics
         self._readings: dict[str, SpaceReading] = {}
         """What was read, by name-space: later only what differs is."""
-        options = session.conf[pubsub_config.GROUP]
-        self._second_look_s = _SECOND_LOOK_PART * options.missed_hellos_max * options.max_idle_time
+        self._second_look_s = _SECOND_LOOK_PART * pubsub_config.silence_timeout(session.conf)
         self._second_look: threading.Timer | None = None
         self._is_nobody_there = False
         self._mismatches: list[Mismatch] = []

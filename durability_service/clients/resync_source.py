@@ -22,7 +22,7 @@ from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, 
 from nb_api.core.checks import TopicSelection
 from nb_api.core.own_tables import is_own
 from nb_api.errors import SourceUnavailable
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.notify_config import SOURCE_TIMEOUT_S
 from pubsub_api import Event, Session
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -39,7 +39,7 @@ class DurabilitySource(SnapshotSource):
         if session is None:
             raise InvalidConfig("resync_source = durability needs a bus: [pubsub] enable_df_pub_sub")
         self._client = DurabilityClient(session)
-        self._timeout_s: float = conf[CACHE_GROUP].source_timeout
+        self._timeout_s = SOURCE_TIMEOUT_S
         self._is_closed = False
 
     def open(self, tables: Sequence[str] | None, topics: Sequence[str]) -> SourceSnapshot:

@@ -54,7 +54,7 @@ class Sealer:
         self.given_up = 0
         """Offsets of damaged frames that were left out."""
         self._has_noted = False
-        self._events_max: int = log.conf[config.GROUP].segment_events
+        self._events_max = config.segment_events(log.conf)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

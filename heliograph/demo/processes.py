@@ -98,8 +98,8 @@ class DemoController:
         assert bus is not None
         return {
             "revision": number_of(self._newest), "rows": cache.objects, "reasons": list(self._reasons),
-            "received": bus.received, "gaps": bus.gaps, "repaired": bus.repaired, "lost": bus.lost, "dropped": dropped,
-            "resyncs": cache.syncs.snapshots + cache.syncs.deltas,
+            "received": bus.received, "gaps": bus.repair.gaps, "repaired": bus.repair.repaired, "lost": bus.lost,
+            "dropped": dropped, "resyncs": cache.syncs.snapshots + cache.syncs.deltas,
         }  # fmt: skip
 
 

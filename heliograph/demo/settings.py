@@ -61,7 +61,6 @@ def read_conf(settings: ProcessSettings) -> cfg.ConfigOpts:
         (db_config.GROUP, "url", settings.database),
         (db_config.GROUP, "outbox_age", 2 * settings.idle_s),
         (CACHE_GROUP, "snapshot_jitter", settings.idle_s),
-        (CACHE_GROUP, "snapshot_interval_min", settings.idle_s),
     ):
         conf.set_override(name, value, group=group)
     return conf

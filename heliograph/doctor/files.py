@@ -9,7 +9,7 @@ import itertools
 from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import config, loading
 from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
-from pubsub_api.runtime.option_names import is_known, names_of, nearest, read_names
+from pubsub_api.runtime.option_names import hint_for, is_known, names_of, nearest, read_names
 
 _GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
 """A Dragonflow file's own groups hold many options that are none of ours."""
@@ -71,7 +71,6 @@ def _is_strange(group: str, name: str, known: dict[str, set[str]]) -> bool:
 
 
 def _strange(group: str, name: str, known: dict[str, set[str]]) -> str:
-    near = nearest(name, known[group]) if group in known else ""
     near_group = nearest(group, known) if group not in known else ""
-    guess = f" (is {near} meant?)" if near else f" (is [{near_group}] meant?)" if near_group else ""
-    return f"[{group}] {name}{guess}"
+    hint = f"is [{near_group}] meant?" if near_group else hint_for(group, name, known.get(group, ()))
+    return f"[{group}] {name} ({hint.rstrip('.')})" if hint else f"[{group}] {name}"

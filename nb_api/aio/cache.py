@@ -16,16 +16,16 @@ from types import TracebackType
 from typing import TypeVar
 
 from nb_api.aio.api import AsyncNbApi
-from nb_api.cache.change_queue import ChangeQueue
 from nb_api.cache.index import Index
 from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.snapshot_source import SnapshotSource
 from nb_api.cache.statistics import LocalCacheStatistics
-from nb_api.cache.subscriptions import Subscription
-from nb_api.core.differences import CacheChange
+from nb_api.cache.telling.change_queue import ChangeQueue
+from nb_api.cache.telling.subscriptions import Subscription
+from nb_api.core.copy.differences import CacheChange
+from nb_api.core.copy.held_objects import Where
+from nb_api.core.copy.indexes import IndexFunction
 from nb_api.core.digests import TableDigest
-from nb_api.core.held_objects import Where
-from nb_api.core.indexes import IndexFunction
 from nb_api.db_api import DbObject
 from nb_api.models.cached_table import CachedTable
 from nb_api.verifying.verification import Verification

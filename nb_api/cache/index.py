@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from nb_api.cache.turn import Turn
-from nb_api.core.cache import CacheCore
+from nb_api.cache.telling.turn import Turn
 from nb_api.core.changes import DbObject, V_co
-from nb_api.core.differences import CachedObject
-from nb_api.core.indexes import IndexData, IndexFunction
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import CachedObject, Difference
+from nb_api.core.copy.indexes import IndexData, IndexFunction
+from pubsub_api import Event
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -176,6 +177,13 @@ class CacheIndexes:
             self._data.append(data)
             self._indexes[name] = Index(data, self._core, self.moment, self._check)
             return self._indexes[name]
+
+    def apply(self, events: Sequence[Event]) -> list[Difference]:
+        """Have the copy take in live events, and its indexes if there are any.  Called in turn, as `add` is."""
+        if not self._data:
+            return self._core.apply(events)
+        with self.moment:
+            return self._core.apply(events)
 
     def _on_error(self, index: IndexData, key: str, error: BaseException) -> None:
         self._log("LocalCache: the function of index %r failed for %s %r, which is not in the index: %r",

@@ -1,9 +1,9 @@
 """A controller's copy of the objects it is concerned with, kept equal to the database.
 
-Live changes come from the bus or from the database's feed (`nb_api.cache.change_source`) and are applied by version
-(`nb_api.core.cache`) in the thread that received them, which then calls back: nothing waits in a queue in between.
-Another reads the database when that is needed: at the start, for a topic that is new, after loss
-(`nb_api.core.resync_schedule`).  Reading never holds up live changes, since their order does not matter.
+Live changes come from the bus or from the database's feed (`nb_api.cache.reading.change_source`) and are applied by
+version (`nb_api.core.copy.cache`) in the thread that received them, which then calls back: nothing waits in a queue in
+between.  Another reads the database when that is needed: at the start, for a topic that is new, after loss
+(`nb_api.core.copy.resync_schedule`).  Reading never holds up live changes, since their order does not matter.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from nb_api import notify_config
 from nb_api.api import NbApi
-from nb_api.cache.callbacks import OnChanges
-from nb_api.cache.change_queue import ChangeQueue
-from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
-from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.index import CacheIndexes, Index
+from nb_api.cache.reading.change_source import BusSource, ChangeSource, FeedSource
+from nb_api.cache.reading.history_marks import HistoryMarks
+from nb_api.cache.reading.sync import CacheSync, log_resynced
+from nb_api.cache.reading.sync_requests import SyncRequests
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
 from nb_api.cache.statistics import Followed, LocalCacheStatistics
-from nb_api.cache.subscriptions import Subscription, Subscriptions
-from nb_api.cache.sync import CacheSync, log_resynced
-from nb_api.cache.sync_requests import SyncRequests
-from nb_api.cache.turn import Turn
+from nb_api.cache.telling.callbacks import OnChanges
+from nb_api.cache.telling.change_queue import ChangeQueue
+from nb_api.cache.telling.subscriptions import Subscription, Subscriptions
+from nb_api.cache.telling.turn import Turn
 from nb_api.cache.version_waits import PATIENCE_S, CacheWaits
 from nb_api.coordination.snapshot_limit import NoTurn
-from nb_api.core.cache import CacheCore
 from nb_api.core.checks import TopicSelection
-from nb_api.core.differences import CacheChange, Created, Difference, Resynced
-from nb_api.core.held_objects import Where
-from nb_api.core.indexes import IndexFunction
-from nb_api.core.resync_schedule import SyncTask
-from nb_api.core.snapshot_merge import EVERYTHING
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import CacheChange, Created, Difference, Resynced
+from nb_api.core.copy.held_objects import Where
+from nb_api.core.copy.indexes import IndexFunction
+from nb_api.core.copy.resync_schedule import SyncTask
+from nb_api.core.copy.snapshot_merge import EVERYTHING
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.models.cached_table import WholeCache
@@ -57,9 +57,9 @@ class LocalCache(WholeCache, VerifiedCopy):
 
     ``on_changes`` is called with what changed, in order, one call at a time; it may read the cache and must not wait
     for it.  When it raises, it is called again with the same changes and those that came since
-    (`nb_api.cache.callbacks`). Without it, iterate over `changes`.  `subscribe` adds further consumers.  What is read
-    belongs to its reader: changing it changes nothing here.  Every method may be called from any thread.  Does not live
-    on in a forked child: make a new one there.  Close it before its `NbApi`.
+    (`nb_api.cache.telling.callbacks`). Without it, iterate over `changes`.  `subscribe` adds further consumers.  What
+    is read belongs to its reader: changing it changes nothing here.  Every method may be called from any thread.  Does
+    not live on in a forked child: make a new one there.  Close it before its `NbApi`.
     """
 
     def __init__(
@@ -298,8 +298,7 @@ class LocalCache(WholeCache, VerifiedCopy):
                     return
                 now = time.monotonic()
                 core.heard = [] if self._marks.has_room(len(events)) else None
-                with self._indexes.moment:
-                    differences = core.apply(events)
+                differences = self._indexes.apply(events)
                 self._marks.heard(core.newest, (core.late, core.peak, *(core.heard or ())), now)
                 core.late = core.peak = 0
                 core.heard = None

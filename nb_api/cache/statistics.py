@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from nb_api.cache.sync import SyncCounters
-from nb_api.core.held_objects import CacheCounters
+from nb_api.cache.reading.sync import SyncCounters
+from nb_api.core.copy.held_objects import CacheCounters
 from nb_api.verifying.verification import VerifyCounters
 from pubsub_api import SubscriberStatistics
 

@@ -13,10 +13,10 @@ import functools
 import time
 from collections.abc import Callable
 
-from nb_api.cache.sync_requests import SyncRequests
-from nb_api.cache.turn import Turn
-from nb_api.core.cache import CacheCore
+from nb_api.cache.reading.sync_requests import SyncRequests
+from nb_api.cache.telling.turn import Turn
 from nb_api.core.checks import check_revision
+from nb_api.core.copy.cache import CacheCore
 from nb_api.db_api import DbObject
 from nb_api.errors import RevisionUnknown
 from pubsub_api.errors import UsageError, WaitTimeout

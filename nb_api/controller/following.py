@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from nb_api.cache.local_cache import LocalCache
-from nb_api.cache.subscriptions import Subscription
+from nb_api.cache.telling.subscriptions import Subscription
 from nb_api.controller.core.keys import Key
 from nb_api.controller.core.owners import OwnerMap
 from nb_api.controller.work import Work, text_of
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CacheChange, Deleted, Resynced
+from nb_api.core.copy.differences import CacheChange, Deleted, Resynced
 from nb_api.errors import ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.backoff import Backoff

@@ -9,7 +9,7 @@ import msgspec
 
 from nb_api.controller.core.keys import Key, RequeueAfter
 from nb_api.core.changes import DbObject, V_co
-from nb_api.core.differences import Ending
+from nb_api.core.copy.differences import Ending
 
 if TYPE_CHECKING:
     from nb_api.cache.local_cache import LocalCache

@@ -21,7 +21,7 @@ from nb_api.controller.request import Request
 from nb_api.controller.statistics import ControllerStatistics
 from nb_api.coordination.election import Election
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import Deleted
+from nb_api.core.copy.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed, UsageError, WaitTimeout
 from pubsub_api.runtime.durations import DurationCounter

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from pubsub_api.config import check_group
-from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import advanced, seconds
 
 ELECTION_GROUP = "election"
 DISCOVERY_GROUP = "discovery"
 
-RENEWALS_PER_LEASE_MIN = 3
-"""One renewal may fail and the next be late before a lease ends."""
+RENEWALS_PER_LEASE = 4
+"""Two renewals may fail and the next be late before a lease ends."""
 
 
 ELECTION_OPTIONS: Sequence[cfg.Opt] = (
@@ -26,9 +25,8 @@ ELECTION_OPTIONS: Sequence[cfg.Opt] = (
 
 DISCOVERY_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("lease", 60.0, 0.3, 86_400.0,
-            "A publisher that shows no progress for this long is taken out of the directory. The same for everybody."),
-    seconds("renew_interval", 15.0, 0.1, 28_800.0,
-            "How often a publisher renews its entry in the directory. At most a third of lease."),
+            "A publisher that shows no progress for this long is taken out of the directory; it renews its entry four "
+            "times as often. The same for everybody."),
     seconds("refresh_interval", 5.0, 0.05, 3600.0,
             "How often a subscriber looks into the directory; the time between two looks varies by half."),
 )  # fmt: skip
@@ -53,16 +51,11 @@ def read_election_lease(conf: cfg.ConfigOpts) -> float:
 
 
 def read_discovery(conf: cfg.ConfigOpts) -> DiscoverySettings:
-    """``conf`` may lack the group.  Raises InvalidConfig when a live publisher could be taken for a dead one."""
+    """``conf`` may lack the group.  Raises InvalidConfig."""
     conf.register_opts(DISCOVERY_OPTIONS, group=DISCOVERY_GROUP)
     check_group(conf, DISCOVERY_GROUP, DISCOVERY_OPTIONS)
     group = conf[DISCOVERY_GROUP]
-    if group.renew_interval * RENEWALS_PER_LEASE_MIN > group.lease:
-        raise InvalidConfig(
-            f"[discovery] renew_interval = {group.renew_interval:g} s is more than a third of lease = {group.lease:g} "
-            "s: a publisher whose renewal is late would be taken for dead"
-        )
-    return DiscoverySettings(group.lease, group.renew_interval, group.refresh_interval, PUBLISHERS_MAX)
+    return DiscoverySettings(group.lease, group.lease / RENEWALS_PER_LEASE, group.refresh_interval, PUBLISHERS_MAX)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

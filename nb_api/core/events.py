@@ -12,18 +12,21 @@ from pubsub_api.core.events import Event
 _MOVED_TO = "moved_to"
 
 
+def event_of(change: Change) -> Event:
+    """What is published for a change to those who follow the topic that the object has now."""
+    return Event(
+        topic=change.topic,
+        table=change.table,
+        key=change.key,
+        action=change.action,
+        value=change.value,
+        version=change.revision,
+    )
+
+
 def events_of(change: Change) -> list[Event]:
     """What is published for a change: one event, or two when the object moved."""
-    events = [
-        Event(
-            topic=change.topic,
-            table=change.table,
-            key=change.key,
-            action=change.action,
-            value=change.value,
-            version=change.revision,
-        )
-    ]
+    events = [event_of(change)]
     if change.left_topic is not None:
         events.append(
             Event(

@@ -167,7 +167,7 @@ def _add_bus(report: FleetReport, bus: SubscriberStatistics) -> None:
     report.lag += bus.lag
     report.lost += bus.lost
     report.refused += sum(bus.bad_frames.values())
-    report.publishers += bus.publishers
+    report.publishers += bus.peers.publishers
     report.links_up += bus.links_up
     report.links_down += bus.links_down
 

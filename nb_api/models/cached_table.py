@@ -10,7 +10,7 @@ import msgspec
 
 from nb_api.cache.view import CacheView
 from nb_api.core.changes import DbObject, V_co
-from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
+from nb_api.core.copy.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.errors import ValueMismatch
 from nb_api.models.conversion import Mismatches, TableModel
 from nb_api.models.table import read_each
@@ -20,7 +20,7 @@ from pubsub_api.runtime.closing import Closeable
 if TYPE_CHECKING:
     from nb_api.cache.index import Index
     from nb_api.cache.local_cache import LocalCache
-    from nb_api.cache.subscriptions import Subscription
+    from nb_api.cache.telling.subscriptions import Subscription
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -23,8 +23,8 @@ from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 
 T = TypeVar("T")
-_DB = {"outbox_age": 60.0, "sweep_interval": 0.1, "retry_interval": 0.05, "retry_interval_max": 0.5}
-_CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05, "snapshot_interval_min": 0.05}
+_DB = {"outbox_age": 60.0, "retry_interval_max": 0.5}
+_CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05}
 """Short times: tests wait for these, and a machine that has other things to do does not."""
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject
 from nb_api.core.digests import TableDigest
 
 DifferenceKind = Literal["missing", "surplus", "stale", "ahead", "topic", "value"]

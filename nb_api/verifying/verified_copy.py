@@ -9,17 +9,17 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nb_api.api import NbApi
-from nb_api.cache.change_source import NO_BUS, ChangeSource
-from nb_api.cache.history_marks import HistoryMarks
-from nb_api.cache.sync import CacheSync
-from nb_api.cache.sync_requests import SyncRequests
-from nb_api.cache.turn import Turn
+from nb_api.cache.reading.change_source import NO_BUS, ChangeSource
+from nb_api.cache.reading.history_marks import HistoryMarks
+from nb_api.cache.reading.sync import CacheSync
+from nb_api.cache.reading.sync_requests import SyncRequests
+from nb_api.cache.telling.turn import Turn
 from nb_api.coordination.snapshot_limit import SnapshotLimit
-from nb_api.core.cache import CacheCore
 from nb_api.core.checks import check_not_negative
-from nb_api.core.differences import Difference
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import Difference
+from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.digests import TableDigest
-from nb_api.core.journal import ChangeJournal
 from nb_api.errors import CopyUnsettled
 from nb_api.verifying.verification import Verification
 from nb_api.verifying.verifier import Verifier

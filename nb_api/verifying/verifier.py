@@ -1,6 +1,7 @@
 """Comparing a local cache with its database as of one revision, while both move on, and repairing what differs.
 
-1. The copy begins a journal (`nb_api.core.journal`): from then on it can be asked what it was as of any later revision.
+1. The copy begins a journal (`nb_api.core.copy.journal`): from then on it can be asked what it was as of any later
+   revision.
 2. The database is asked for its digests, which come with a revision.  They are compared with those of the copy as of
    that revision.  What was committed before may still be on its way, so this waits for a while.
 3. Where they still differ, the digests of buckets say where to look.
@@ -22,13 +23,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from nb_api.cache.history_marks import HistoryMarks
+from nb_api.cache.reading.history_marks import HistoryMarks
 from nb_api.coordination.snapshot_limit import ProcessTurns, SnapshotLimit
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import CachedObject, Difference
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import CachedObject, Difference
+from nb_api.core.copy.journal import ChangeJournal
+from nb_api.core.copy.snapshot_merge import EVERYTHING
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS, NO_OBJECTS, TableDigest, add_up, bucket_of
-from nb_api.core.journal import ChangeJournal
-from nb_api.core.snapshot_merge import EVERYTHING
 from nb_api.db_api import DbApi, DbObject
 from nb_api.errors import CopyUnsettled, ObjectNotFound
 from nb_api.verifying.verification import (

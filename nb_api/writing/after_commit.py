@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from nb_api import notify_config
-from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
 from nb_api.writing.direct_way import DirectWay, Load, load_of
@@ -70,13 +69,12 @@ class AfterCommitPublisher:
     parent's."""
 
     def __init__(self, db: DbApi, publisher: ChangePublisher, conf: cfg.ConfigOpts) -> None:
-        options = conf[GROUP]
         self._db = db
         self._publisher = publisher
-        self._queue_max: int = options.publish_queue_max
+        self._queue_max: int = notify_config.PUBLISH_QUEUE_MAX
         self._batch_max: int = notify_config.SWEEP_BATCH
-        self._timeout_s: float = options.publish_timeout
-        self._confirm_interval_s: float = options.confirm_interval
+        self._timeout_s: float = notify_config.PUBLISH_TIMEOUT_S
+        self._confirm_interval_s = notify_config.confirm_interval(conf)
         self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
@@ -117,20 +115,31 @@ class AfterCommitPublisher:
         Waits for room in the queue only while what is in it is being published, and then for a moment: a commit does
         not wait for a publisher service or a bus that is away.  What finds no room is left to the sweeper.
         """
+        load = load_of(changes)
         try:
             with self._lock:
-                if not self._is_taken(changes) or self._sender is not None:
+                if self._is_alone() and self._way.is_free(load, time.monotonic()):
+                    self.counters.committed += load.changes
+                    if load.changes > 1:
+                        changes = sorted(changes, key=_revision)
+                    self._begin_sending(changes)
+                elif not self._is_taken(changes, load) or self._sender is not None:
                     return  # left to the sweeper, or to who sends
-                if not self._way.is_free(self._queued, time.monotonic()):
+                elif self._way.is_free(self._queued, time.monotonic()):
+                    changes, load = self._take()
+                else:
                     self._changed.notify_all()
                     return
-                batch = self._take()
-            self._publish(batch)
+            self._publish(changes, load)
         except BaseException:  # an interrupt
             self._stop_sending()
             raise
 
-    def _is_taken(self, changes: Sequence[Change]) -> bool:
+    def _is_alone(self) -> bool:
+        """Nothing is before what is put now, so that it need not be queued."""
+        return not self._queue and self._sender is None and self._thread is not None and not self._is_closed
+
+    def _is_taken(self, changes: Sequence[Change], load: Load) -> bool:
         """Queue it.  False when that cannot be."""
         is_full = self._queued.changes >= self._queue_max
         has_room = not self._is_closed and (not is_full or self._wait_for_room()) and self._has_thread()
@@ -141,7 +150,7 @@ class AfterCommitPublisher:
         if not self._queue:
             self._progress_at = time.monotonic()
         self._queue.append(changes)
-        self._queued = self._queued.plus(load_of(changes))
+        self._queued = self._queued.plus(load)
         return True
 
     def _has_thread(self) -> bool:
@@ -188,7 +197,7 @@ class AfterCommitPublisher:
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
-        """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
+        """Publish and confirm what waits, for at most ``PUBLISH_TIMEOUT_S``, and end the thread.  Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -205,23 +214,27 @@ class AfterCommitPublisher:
 
     # -- publishing, in a writer's thread or in ours
 
-    def _take(self) -> list[Change]:
-        """All that waits, up to a batch, in the order of revisions.  From now on the caller sends, and nobody else."""
+    def _begin_sending(self, batch: Sequence[Change]) -> None:
+        """From now on the caller sends, and nobody else."""
         self._sender = threading.get_ident()
         self._progress_at = time.monotonic()
+        self._in_work = batch
+
+    def _take(self) -> tuple[list[Change], Load]:
+        """All that waits, up to a batch, in the order of revisions, to be sent by the caller."""
         batch: list[Change] = []
         while self._queue and len(batch) < self._batch_max:
             batch += self._queue.popleft()
-        self._in_work = batch
+        self._begin_sending(batch)
         if self._queued.changes >= self._queue_max:
             self._changed.notify_all()
-        self._queued = self._queued.minus(load_of(batch)) if self._queue else Load(0, 0)
-        if len(batch) > 1:
-            batch.sort(key=_revision)
-        return batch
+        load = load_of(batch) if self._queue else self._queued
+        self._queued = self._queued.minus(load)
+        batch.sort(key=_revision)
+        return batch, load
 
-    def _publish(self, batch: Sequence[Change]) -> None:
-        """What `_take` has returned.  Then somebody else may send."""
+    def _publish(self, batch: Sequence[Change], load: Load) -> None:
+        """What the caller has begun to send.  Then somebody else may send."""
         begun = time.monotonic()
         published: Sequence[Change] = ()
         refused: list[PublishRefusal] = []
@@ -236,24 +249,25 @@ class AfterCommitPublisher:
         if refused:
             without = {refusal.revision for refusal in refused}
             published = [change for change in batch if change.revision not in without]
-        self._sent(batch, published, len(refused), begun)
+        self._sent(load, published, len(refused), begun)
         if refused:
             self._log_refused(
                 "After commit: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
             )
 
-    def _sent(self, batch: Sequence[Change], published: Sequence[Change], refused: int, begun: float) -> None:
+    def _sent(self, load: Load, published: Sequence[Change], refused: int, begun: float) -> None:
         with self._lock:
-            self._way.published(load_of(batch), begun=begun, now=time.monotonic())
-            if not published and not refused:
-                self._way.lost()
+            self._way.published(load, begun=begun, now=time.monotonic())
             # The thread sleeps without an end while nothing is to be confirmed.
-            must_wake = bool(self._queue) or not self._unconfirmed or self._is_hurried or self._is_closed
-            self.counters.refused += refused
+            must_wake = self._queue or not self._unconfirmed or self._is_hurried or self._is_closed
             self.counters.published += len(published)
             self._unconfirmed.extend(map(_revision, published))
-            self._leave(len(batch) - len(published))
-            for _ in range(len(self._unconfirmed) - self._queue_max):
+            if len(published) < load.changes:
+                self.counters.refused += refused
+                self._leave(load.changes - len(published))
+                if not published and not refused:
+                    self._way.lost()
+            while len(self._unconfirmed) > self._queue_max:
                 self._unconfirmed.popleft()
                 self._leave(1)
             self._in_work = ()
@@ -278,9 +292,9 @@ class AfterCommitPublisher:
 
     def _run(self) -> None:
         while not self._is_over():
-            batch = self._await_work()
-            if batch:
-                self._publish(batch)
+            work = self._await_work()
+            if work is not None:
+                self._publish(*work)
             if self._is_confirmation_due():
                 self._confirm()
 
@@ -290,14 +304,14 @@ class AfterCommitPublisher:
             return False
         return (self._is_idle() and not self._unconfirmed) or time.monotonic() > self._ends_at
 
-    def _await_work(self) -> list[Change]:
-        """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
+    def _await_work(self) -> tuple[list[Change], Load] | None:
+        """All that waits, up to a batch; None when something else is to do.  Blocks while there is nothing to do."""
         with self._lock:
             while True:
                 if self._queue and self._sender is None:
                     return self._take()
                 if self._is_confirmation_due() or self._is_over():
-                    return []
+                    return None
                 confirms_at = self._last_confirmed + self._confirm_interval_s if self._unconfirmed else math.inf
                 rest_s = min(confirms_at, self._ends_at) - time.monotonic()
                 self._changed.wait(None if math.isinf(rest_s) else max(rest_s, 0.0))

@@ -13,7 +13,7 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.db_api import DbApi
-from nb_api.notify_config import TOMBSTONES_KEPT_S
+from nb_api.notify_config import COMPACT_INTERVAL_S, TOMBSTONES_KEPT_S
 from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
 
 LOG = logging.getLogger(__name__)
@@ -28,14 +28,13 @@ class CompactionCounters:
 
 
 class FeedCompactor:
-    """Compacts one database, as ``[db] changes_kept`` and ``compact_interval`` say."""
+    """Compacts one database, as ``[db] changes_kept`` says."""
 
     def __init__(self, db: DbApi, conf: cfg.ConfigOpts) -> None:
-        options = conf[GROUP]
         self._db = db
-        self._keep_changes: int = options.changes_kept
+        self._keep_changes: int = conf[GROUP].changes_kept
         self._keep_tombstones_s = TOMBSTONES_KEPT_S
-        self._interval_s: float = options.compact_interval
+        self._interval_s = COMPACT_INTERVAL_S
         self.counters = CompactionCounters()
 
     def compact(self) -> int:
@@ -48,8 +47,6 @@ class FeedCompactor:
         return dropped
 
     def threads(self) -> list[PeriodicThread]:
-        """What compacts every ``compact_interval``, to be started; empty when that is 0."""
-        if not self._interval_s:
-            return []
+        """What compacts every ``COMPACT_INTERVAL_S``, to be started."""
         failures = Failures(LOG, "Database: cannot be compacted", self.counters)
         return [PeriodicThread("heliograph-compactor", self.compact, failures, pause_s=dispersed(self._interval_s))]

@@ -41,11 +41,12 @@ class Load(NamedTuple):
 
 def load_of(changes: Sequence[Change]) -> Load:
     """Of changes whose values are encoded, as `nb_api.core.writes.committed_changes` returns them."""
-    count, size = len(changes), 0
+    count = len(changes)
+    size = count * _CHANGE_BYTES
     for change in changes:
-        if isinstance(change.value, msgspec.Raw):
+        if type(change.value) is msgspec.Raw:
             size += len(change.value)
-    return Load(count, size + count * _CHANGE_BYTES)
+    return Load(count, size)
 
 
 class DirectWay:

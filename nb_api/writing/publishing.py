@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from nb_api.coordination.discovery import Registration
-from nb_api.core.events import events_of
+from nb_api.core.events import event_of, events_of
 from nb_api.db_api import Change, DbApi
 from pubsub_api import Event, Publisher, Session
 from pubsub_api.config import GROUP
@@ -101,12 +101,13 @@ class DirectPublisher(ChangePublisher):
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
-        publisher = self.publisher
+        publisher = self._publisher or self.publisher
         try:
             if len(changes) == 1 and changes[0].left_topic is None:
-                publisher.send_event(*events_of(changes[0]))  # a lone event has a shorter way
+                publisher.send_event(event_of(changes[0]), is_sound=True)  # a lone event has a shorter way
             else:
-                publisher.send_events(list(itertools.chain.from_iterable(map(events_of, changes))))
+                events = list(itertools.chain.from_iterable(map(events_of, changes)))
+                publisher.send_events(events, is_sound=True)
         except REFUSALS:
             # One by one it shows which.  What was sent together with it is sent again, and recognised by its version.
             return send_each(publisher.send_event, changes)

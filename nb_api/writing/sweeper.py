@@ -52,13 +52,12 @@ class OutboxSweeper:
         *,
         in_hand: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        options = conf[GROUP]
         self._db = db
         self._publisher = publisher
-        self._age_s: float = options.outbox_age
-        self._interval_s: float = options.sweep_interval
+        self._age_s: float = conf[GROUP].outbox_age
+        self._interval_s = notify_config.sweep_interval(conf)
         self._batch: int = notify_config.SWEEP_BATCH
-        self._timeout_s: float = options.publish_timeout
+        self._timeout_s: float = notify_config.PUBLISH_TIMEOUT_S
         self._in_hand = in_hand
         self.counters = SweepCounters()
         self.refused: dict[int, PublishRefusal] = {}
@@ -114,6 +113,6 @@ class OutboxSweeper:
         return refused
 
     def thread(self) -> PeriodicThread:
-        """What sweeps every ``sweep_interval``, to be started."""
+        """What sweeps every ``SWEEP_INTERVAL_S``, to be started."""
         failures = Failures(LOG, "Outbox: cannot be swept", self.counters)
         return PeriodicThread("heliograph-sweeper", self.sweep, failures, pause_s=dispersed(self._interval_s))

@@ -68,8 +68,7 @@ class DatabaseUpkeep(Closeable):
         self._owns_address = owns_address
         self._place = place
         options = conf[db_config.GROUP]
-        first_s = options.retry_interval
-        backoff = Backoff(first_s, max(first_s, options.retry_interval_max), jitter=random.random)
+        backoff = Backoff(notify_config.retry_interval(conf), options.retry_interval_max, jitter=random.random)
         self._db: DbApi | None = None
         self._upkeep: ElectedUpkeep | None = None
         self._failed_attempts = 0

@@ -99,6 +99,7 @@ _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
 _AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
 _NUMBERS = struct.Struct(">cQcQcIcQ")
 _STAMP = struct.Struct(">5xBB2x16sxQxQxI9x1xH")
+_LONE = struct.Struct(">16sBQBQ6xQBH")
 _AFTER = struct.Struct(">Q")
 _AFTER_AT = 35
 _ARRAY32 = struct.Struct(">BI")
@@ -119,6 +120,8 @@ _DATA = int(Kind.DATA)
 _SCOPED = (int(Kind.QUERY), int(Kind.REPLY))
 """Kinds that state what they are about in place of a topic, see `pubsub_api.core.scopes`."""
 _FIXED_BYTES = _FIXED.size
+_LONE_BEGINNING = _BEGINNING + bytes((_DATA, 0)) + _GUID_MARK
+_LONE_COUNT = _UINT32 + (1).to_bytes(4, "big") + _UINT64
 _new_header = functools.partial(tuple.__new__, Header)
 
 
@@ -262,6 +265,31 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
     topic = _read_topic(name) if kind == _DATA or kind not in _SCOPED else _read_scope(name)
     # Made as the class itself would make it, without the detour through Python: this runs for every frame.
     return _new_header((kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end))
+
+
+def unpack_lone(frame: bytes, bytes_max: int) -> Header | None:
+    """What `unpack` and `check_count` say of a sound, unsigned DATA frame of one event, as `DataPacker.pack_one` makes
+    it; None for every other, about which they have to be asked.
+
+    A lone event is waited for, so this compares what such frames have in common, and reads the rest in one go.
+    """
+    size = len(frame)
+    if not _FIXED_BYTES < size <= bytes_max or frame[:9] != _LONE_BEGINNING or frame[43:49] != _LONE_COUNT:
+        return None
+    guid, mark0, first, mark1, after, timestamp, mark4, topic_bytes = _LONE.unpack_from(frame, 9)
+    at = _FIXED_BYTES + topic_bytes
+    if (
+        mark0 != 0xCF
+        or mark1 != 0xCF
+        or mark4 != 0xDA
+        or frame[at : at + 5] != ONE_EVENT
+        or frame[-1] != 0xC0
+        or at + 6 >= size
+        or not after < first < SEQUENCE_MAX
+    ):
+        return None
+    topic = _read_topic(frame[_FIXED_BYTES:at])
+    return _new_header((_DATA, 0, guid, first, after, 1, timestamp, topic, at, size - 1))
 
 
 def _refusal(frame: bytes, bytes_max: int) -> FrameError:

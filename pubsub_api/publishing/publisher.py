@@ -44,6 +44,7 @@ from pubsub_api.core.events import (
     Event,
     encode_event,
     encode_fields,
+    encode_sound,
 )
 from pubsub_api.core.sending.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.sending.replies import Head, select
@@ -143,9 +144,10 @@ class Publisher(Closeable):
 
     # -- sending
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: Event, *, is_sound: bool = False) -> None:
         """Send one event.  Returns when it is handed to the transport or queued behind others; blocks only when the
         backlog is full, and then by sending it.  Delivery is not awaited: what is lost on the way is repaired.
+        ``is_sound``: the caller knows that it can be encoded and decoded again, and it has no timestamp yet.
 
         Raises InvalidEvent, InvalidTopic, LimitReached, NotPermitted, Closed, and in a forked child what opening may
         raise.
@@ -158,7 +160,7 @@ class Publisher(Closeable):
             raise _not_an_event(event) from error
         stamp = next(self._stamps, 0)
         if not stamp:
-            self._send_in_turn(stream, event)
+            self._send_in_turn(stream, event, is_sound)
             return
         # `encode_event` is written out here for the usual event, which saves a call; it does what is unusual, and
         # says what is wrong.
@@ -176,7 +178,7 @@ class Publisher(Closeable):
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
-            ):
+            ) or is_sound:
                 encoded = encode_fields((table, key, action, value, version, stamp))
             else:
                 encoded = encode_event(event, stamp)
@@ -200,13 +202,13 @@ class Publisher(Closeable):
         if self._is_closed:
             self._batcher.check_numbered(stream, encoded)
 
-    def _send_in_turn(self, stream: OutStream, event: Event) -> None:
+    def _send_in_turn(self, stream: OutStream, event: Event, is_sound: bool) -> None:
         """Send an event for which no timestamp is left: a lone one, or the first or the last of a turn of a flood."""
         wall_ns = time_ns()
         is_flood = wall_ns - self._last_call_ns <= self._flood_ns
         self._stamps = _NO_STAMPS
         stamp = self._reserve(self._turn_events, wall_ns) if is_flood else self._clock.tick(wall_ns)
-        encoded = encode_event(event, stamp)
+        encoded = encode_sound(event, stamp) if is_sound else encode_event(event, stamp)
         size = len(encoded)
         if size > self._event_bytes_max:
             raise self._too_large(event, size)
@@ -237,19 +239,19 @@ class Publisher(Closeable):
         with self._batcher.lock:
             return self._batcher.core.stream(topic)
 
-    def send_events(self, events: Iterable[Event]) -> None:
+    def send_events(self, events: Iterable[Event], *, is_sound: bool = False) -> None:
         """Send many events, in order.  As `send_event` for each: what precedes a bad one is sent.
 
         In a list or tuple, events of one topic that follow each other leave together, also when nothing else goes on.
         """
         if isinstance(events, list | tuple):
-            self._send_runs(events)
+            self._send_runs(events, is_sound)
         else:
             # Whoever makes them one by one may take its time, and what is made must not wait for the rest.
             for event in events:
-                self.send_event(event)
+                self.send_event(event, is_sound=is_sound)
 
-    def _send_runs(self, events: Sequence[Event]) -> None:
+    def _send_runs(self, events: Sequence[Event], is_sound: bool) -> None:
         topic, run = "", list[bytes]()
         batch_events_max = self._settings.batch_events_max
         begun_ns = time_ns()
@@ -260,7 +262,10 @@ class Publisher(Closeable):
                 if event.topic != topic or len(run) >= batch_events_max:
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
-                run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
+                if is_sound:
+                    run.append(encode_sound(event, stamp))
+                else:
+                    run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
         except AttributeError as error:
             raise _not_an_event(event) from error
         finally:

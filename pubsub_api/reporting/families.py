@@ -23,7 +23,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # What may go down.  Everything else only ever grows.
 _GAUGES = {
     "publisher": {"streams", "backlog_bytes", "cached_frames", "cached_bytes"},
-    "subscriber": {"streams", "publishers", "links_up", "links_down", "lag", "queue_bytes", "parked_bytes"},
+    "subscriber": {
+        "links_up", "links_down", "lag", "queue_bytes", "repair.parked_bytes", "peers.streams", "peers.publishers",
+    },
     "cache": {"frames", "bytes"},
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
@@ -42,6 +44,9 @@ _GAUGES = {
 }  # fmt: skip
 _ELSEWHERE = {"local_cache": {"bus"}}
 """Statistics of an object that has a role of its own."""
+_UNNAMED = {"subscriber": {"intake", "repair", "peers"}, "member": {"links", "log"}}
+"""Parts whose numbers have names of metrics without them: dashboards and alerts know the numbers by these names."""
+_NAMES = {"subscriber": {"history.events": "historical"}, "member": {"log.errors": "log_errors"}}
 
 
 class Reading(NamedTuple):
@@ -72,7 +77,7 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
     families: dict[str, Family] = {}
     for reading in readings:
         for path, value in _numbers(reading.role, reading.statistics):
-            name = f"heliograph_{reading.role}_{path.replace('.', '_')}"
+            name = name_of(reading.role, path)
             family = families.get(name)
             if family is None:
                 kind: Kind = "histogram" if isinstance(value, DurationHistogram) else kind_of(reading.role, path)
@@ -84,6 +89,13 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
             else:
                 family.samples.append(MetricSample(reading.labels, value))
     return list(families.values())
+
+
+def name_of(role: str, path: str) -> str:
+    """Of the metric; for a counter without ``_total``."""
+    part, _, rest = path.partition(".")
+    named = _NAMES.get(role, {}).get(path) or (rest if part in _UNNAMED.get(role, ()) else path)
+    return f"heliograph_{role}_{named.replace('.', '_')}"
 
 
 def kind_of(role: str, path: str) -> Kind:

@@ -33,79 +33,83 @@ HELP: dict[str, dict[str, str]] = {
         "received": "Of a subscriber: events handed to the program.",
         "delivered": "Of a subscriber: events taken into order; those not yet received wait in the queue.",
         "frames": "Of a subscriber: DATA frames that arrived, repeated and unwanted ones included.",
-        "duplicates": "Of a subscriber: events that came again and were dropped.",
-        "repeats": (
-            "Of a subscriber: events that came again, or after they had been given up, and were handed over; only "
-            "with takes_repeats."
-        ),
-        "unwanted": "Of a subscriber: frames of topics that no filter selects: the transport delivers too much.",
-        "foreign": "Of a subscriber: messages without envelope that were passed on.",
-        "foreign_discarded": "Of a subscriber: such messages dropped because the queue was full.",
-        "hellos": "Of a subscriber: hellos that arrived.",
-        "gaps": "Of a subscriber: holes that opened.",
-        "closed_by_waiting": "Of a subscriber: holes that late frames closed.",
-        "closed_by_repair": "Of a subscriber: holes that caches closed.",
-        "repaired": "Of a subscriber: events that came from caches to close a hole; history is not counted.",
+        "lag": "Of a subscriber: events in the queue before the callback.",
+        "queue_bytes": "Of a subscriber: size of the frames in that queue.",
         "lost": (
             "Of a subscriber: events in holes that were given up; a resync covers them. Holes that open while "
             "that resync is on its way are covered by it and not counted."
         ),
-        "skipped": "Of a subscriber: numbers that a publisher left out on purpose and said so.",
         "discarded": (
             "Of a subscriber: events dropped because the callback did not keep up and there was no room left; a "
             "resync covers them."
         ),
-        "unparked": (
-            "Of a subscriber: events of a stream with a hole that found no room, and are asked for in their turn."
-        ),
-        "queries": "Of a subscriber: questions sent to close holes.",
-        "replies": "Of a subscriber: parts of answers that arrived, also to the questions of joins.",
-        "late_replies": "Of a subscriber: parts of answers to questions that were closed already.",
-        "questions_evicted": (
-            "Of a subscriber: questions given up because more than 1000 waited; holes are asked for again in "
-            "their turn."
-        ),
         "resyncs": "Of a subscriber: resyncs told to the program.",
-        "restarts": "Of a subscriber: publishers that came back under a new GUID.",
-        "silences": "Of a subscriber: publishers that fell silent without a goodbye.",
         "freezes": "Of a subscriber: times this process itself stood still.",
-        "put_off": "Of a subscriber: times it came late for what was due, and first read what had come.",
-        "contradictions": (
-            "Of a subscriber: times a publisher contradicted what had been heard of it, so that a stream was "
-            "started again."
-        ),
-        "verified_reconnects": "Of a subscriber: links that came back and needed no resync.",
-        "streams": "Of a subscriber: streams known now.",
-        "streams_evicted": "Of a subscriber: streams forgotten because of streams_max.",
-        "publishers": "Of a subscriber: publishers known now.",
-        "publishers_forgotten": "Of a subscriber: publishers whose state was dropped after publisher_forget_time.",
         "links_up": "Of a subscriber: links that are up now.",
         "links_down": "Of a subscriber: addresses that are listened to, and that cannot be reached now.",
-        "lag": "Of a subscriber: events in the queue before the callback.",
-        "queue_bytes": "Of a subscriber: size of the frames in that queue.",
-        "parked_bytes": "Of a subscriber: size of the frames that wait behind holes, or for room in that queue.",
         "callback_errors": "Of a subscriber: exceptions that callbacks raised.",
         "receiver_errors": (
             "Of a subscriber: calls of the driver in which the subscriber itself raised: a bug in this library."
         ),
-        "relieved": "Of a subscriber: callbacks that lasted, so that the driver went on receiving in another thread.",
         "bad_frames": "Of a subscriber: frames refused, by the name of the error.",
         "driver": "Of a subscriber: what the driver dropped, refused or did again, by names of its own.",
-        "historical": "Of a subscriber: events delivered from history.",
-        "history_duplicates": (
-            "Of a subscriber: events not delivered because they, or newer ones of their object, had been; only "
-            "with durability."
-        ),
-        "history_reads": "Of a subscriber: how often history was read.",
-        "history_forgotten": "Of a subscriber: objects of which it is not remembered any more what was delivered.",
-        "history_errors": (
-            "Of a subscriber: calls of the program with history that raised, and attempts to read it that did."
-        ),
         "delay_seconds": (
             "Of a subscriber: from the publication of the newest event of a call until the callback was called, "
             "by the clocks of both hosts: a histogram."
         ),
         "callback_seconds": "Of a subscriber: how long calls of the event callback took: a histogram.",
+        "intake.hellos": "Of a subscriber: hellos that arrived.",
+        "intake.duplicates": "Of a subscriber: events that came again and were dropped.",
+        "intake.repeats": (
+            "Of a subscriber: events that came again, or after they had been given up, and were handed over; only "
+            "with takes_repeats."
+        ),
+        "intake.unwanted": "Of a subscriber: frames of topics that no filter selects: the transport delivers too much.",
+        "intake.foreign": "Of a subscriber: messages without envelope that were passed on.",
+        "intake.foreign_discarded": "Of a subscriber: such messages dropped because the queue was full.",
+        "intake.put_off": "Of a subscriber: times it came late for what was due, and first read what had come.",
+        "intake.relieved": (
+            "Of a subscriber: callbacks that lasted, so that the driver went on receiving in another thread."
+        ),
+        "repair.gaps": "Of a subscriber: holes that opened.",
+        "repair.closed_by_waiting": "Of a subscriber: holes that late frames closed.",
+        "repair.closed_by_repair": "Of a subscriber: holes that caches closed.",
+        "repair.repaired": "Of a subscriber: events that came from caches to close a hole; history is not counted.",
+        "repair.skipped": "Of a subscriber: numbers that a publisher left out on purpose and said so.",
+        "repair.unparked": (
+            "Of a subscriber: events of a stream with a hole that found no room, and are asked for in their turn."
+        ),
+        "repair.parked_bytes": (
+            "Of a subscriber: size of the frames that wait behind holes, or for room in the queue before the callback."
+        ),
+        "repair.queries": "Of a subscriber: questions sent to close holes.",
+        "repair.replies": "Of a subscriber: parts of answers that arrived, also to the questions of joins.",
+        "repair.late_replies": "Of a subscriber: parts of answers to questions that were closed already.",
+        "repair.questions_evicted": (
+            "Of a subscriber: questions given up because more than 1000 waited; holes are asked for again in "
+            "their turn."
+        ),
+        "peers.publishers": "Of a subscriber: publishers known now.",
+        "peers.publishers_forgotten": "Of a subscriber: publishers not heard of for long, whose state was dropped.",
+        "peers.restarts": "Of a subscriber: publishers that came back under a new GUID.",
+        "peers.silences": "Of a subscriber: publishers that fell silent without a goodbye.",
+        "peers.contradictions": (
+            "Of a subscriber: times a publisher contradicted what had been heard of it, so that a stream was "
+            "started again."
+        ),
+        "peers.verified_reconnects": "Of a subscriber: links that came back and needed no resync.",
+        "peers.streams": "Of a subscriber: streams known now.",
+        "peers.streams_evicted": "Of a subscriber: streams forgotten because of streams_max.",
+        "history.events": "Of a subscriber: events delivered from history.",
+        "history.duplicates": (
+            "Of a subscriber: events not delivered because they, or newer ones of their object, had been; only "
+            "with durability."
+        ),
+        "history.reads": "Of a subscriber: how often history was read.",
+        "history.forgotten": "Of a subscriber: objects of which it is not remembered any more what was delivered.",
+        "history.errors": (
+            "Of a subscriber: calls of the program with history that raised, and attempts to read it that did."
+        ),
     },
     "cache": {
         "frames": "Of a reliability cache: frames kept now.",
@@ -145,23 +149,8 @@ HELP: dict[str, dict[str, str]] = {
             "Of a member of a group: offsets that retention dropped before they were delivered, of whatever "
             "topic, for each lane: at most so many events are lost. A warning in the log says so too."
         ),
-        "undecodable": "Of a member of a group: events left out because their frame cannot be decoded.",
         "streams": "Of a member of a group: partitions, or portions of queues, held now.",
         "waiting": "Of a member of a group: events read and not settled.",
-        "grants": "Of a member of a group: partitions that were granted so far.",
-        "resets": "Of a member of a group: how often the lease or the leader was lost and everything began anew.",
-        "log_errors": "Of a member of a group: failed reads of the log; they are tried again.",
-        "damaged": (
-            "Of a member of a group: ranges of the log that this member came to and could not read, each counted once."
-        ),
-        "protocol_errors": "Of a member of a group: failures in talking to a leader, apart from links that break.",
-        "bad_messages": (
-            "Of a member of a group: connections to a leader that were closed because of what came through them."
-        ),
-        "link_failures": (
-            "Of a member of a group: connections to a leader that were lost, or could not be made; each is made again."
-        ),
-        "park_failures": "Of a member of a group: dead letters that could not be written; each is tried again.",
         "callback_errors": "Of a member of a group: calls of the user that raised.",
         "is_leading": "Of a member of a group: groups that this process leads.",
         "missing": (
@@ -172,6 +161,23 @@ HELP: dict[str, dict[str, str]] = {
             "Of a member of a group: groups whose leader this process stands by for: it keeps what was published "
             "last, should the leader die."
         ),
+        "links.grants": "Of a member of a group: partitions that were granted so far.",
+        "links.resets": "Of a member of a group: how often the lease or the leader was lost and everything began anew.",
+        "links.protocol_errors": (
+            "Of a member of a group: failures in talking to a leader, apart from links that break."
+        ),
+        "links.bad_messages": (
+            "Of a member of a group: connections to a leader that were closed because of what came through them."
+        ),
+        "links.link_failures": (
+            "Of a member of a group: connections to a leader that were lost, or could not be made; each is made again."
+        ),
+        "log.errors": "Of a member of a group: failed reads of the log; they are tried again.",
+        "log.damaged": (
+            "Of a member of a group: ranges of the log that this member came to and could not read, each counted once."
+        ),
+        "log.undecodable": "Of a member of a group: events left out because their frame cannot be decoded.",
+        "log.park_failures": "Of a member of a group: dead letters that could not be written; each is tried again.",
     },
     "nb": {
         "writes": "Of a writer: transactions committed.",

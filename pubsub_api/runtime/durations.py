@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
+from bisect import bisect_left
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper bounds of the classes, from a lone change on a quiet machine to a database that is away; one more class has the
@@ -41,7 +41,7 @@ class DurationCounter:
         self._sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        self._counts[bisect.bisect_left(BOUNDS_S, seconds)] += 1
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 
     def read(self) -> DurationHistogram:

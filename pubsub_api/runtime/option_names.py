@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from oslo_config import cfg
 
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.removed_options import REMOVED
 
 
 def read_names(path: str) -> dict[str, list[str]]:
@@ -26,6 +27,15 @@ def is_known(name: str, known: Collection[str]) -> bool:
     return name.replace("-", "_") in known
 
 
+def hint_for(group: str, name: str, known: Iterable[str]) -> str:
+    """What a name that is no option was, or what is meant by it; empty when nothing is like it."""
+    given_by = REMOVED.get(group, {}).get(name.replace("-", "_"))
+    if given_by is not None:
+        return f"it was removed, and follows from: {given_by}." if given_by else "it was removed, and is a constant."
+    near = nearest(name, known)
+    return f"is {near} meant?" if near else ""
+
+
 def names_of(options: Iterable[cfg.Opt]) -> set[str]:
     """Every name under which a file may give these options."""
     names = {option.dest for option in options}
@@ -41,9 +51,9 @@ def refuse_unknown(conf: cfg.ConfigOpts, group: str, options: Collection[cfg.Opt
     for path in conf.config_file or ():
         unknown = [name for name in read_names(path).get(group, ()) if not is_known(name, known)]
         if unknown:
-            near = nearest(unknown[0], known)
+            hint = hint_for(group, unknown[0], known)
             others = f" Neither are {', '.join(unknown[1:])}." if unknown[1:] else ""
             raise InvalidConfig(
-                f"[{group}] {unknown[0]}, in {path}, is no option{f': is {near} meant?' if near else '.'}{others} "
-                'What became of options of earlier releases: docs/tuning.md, "Options that are gone"'
+                f"[{group}] {unknown[0]}, in {path}, is no option{f': {hint}' if hint else '.'}{others} "
+                'What became of options of earlier releases: docs/options.md, "Options that are gone"'
             )

@@ -46,7 +46,7 @@ def text(name: str, default: str | None, help_text: str, **more: Any) -> cfg.Opt
 
 
 def tls_files() -> tuple[cfg.Opt, ...]:
-    """Where a driver that can encrypt finds certificates.  All drivers spell them like this."""
+    """Where drivers that can encrypt find certificates: once for those of the bus, once for those of databases."""
     return (
         text("tls_ca_file", None, "PEM file of the authorities that may sign the other side's certificate."),
         text("tls_cert_file", None, "PEM file of our own certificate."),
@@ -54,11 +54,21 @@ def tls_files() -> tuple[cfg.Opt, ...]:
     )
 
 
+def refuse_tls(conf: cfg.ConfigOpts, group: str, driver: str) -> None:
+    """For a driver that makes no use of certificates.  Raises InvalidConfig when some are given all the same."""
+    for name in TLS_NAMES:
+        if name in conf[group] and conf[group][name]:
+            raise InvalidConfig(f"[{group}] {name} is set, but {driver} makes no use of it: it would encrypt nothing")
+
+
 def advanced(*options: cfg.Opt) -> tuple[cfg.Opt, ...]:
     """The same options, marked as those that few sites need."""
     for option in options:
         option.advanced = True
     return options
+
+
+TLS_NAMES = (*(option.name for option in tls_files()), "tls_client_auth")
 
 
 def override_from_query(conf: cfg.ConfigOpts, url: SplitResult, known: Mapping[str, Sequence[cfg.Opt]]) -> None:

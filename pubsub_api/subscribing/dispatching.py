@@ -101,14 +101,13 @@ class Dispatcher:
             self._hand_over_all(items)
             return
         for events in self._events_of(items):
-            self.tell(events)
+            self.tell(events, time.monotonic(), time.time_ns())
 
-    def tell(self, events: list[Event]) -> None:
-        """Call the user.  Never raises."""
+    def tell(self, events: list[Event], began: float, wall_ns: int) -> None:
+        """Call the user, at this time by either clock.  Never raises."""
         assert self.on_events is not None
-        began = time.monotonic()
         if (published := events[-1].timestamp) > 0:  # what comes without an envelope has none
-            self.delay_seconds.add(max(time.time_ns() - published, 0) * 1e-9)
+            self.delay_seconds.add((wall_ns - published) * 1e-9 if wall_ns > published else 0.0)
         try:
             self.on_events(events)
         except BaseException:  # on this thread no exception means more than that it was raised
@@ -185,18 +184,23 @@ class Dispatcher:
     def decode(self, delivery: Delivery) -> list[Event]:
         """The events of a frame, counted as received."""
         frame, header, already = delivery
-        undecodable = None
         try:
             events = decode_events(frame, header, skip=already)
         except UndecodableBody:
-            events, undecodable = decode(delivery)
+            events = self._decode_rest(delivery)
+        self.received += len(events)
+        return events
+
+    def _decode_rest(self, delivery: Delivery) -> list[Event]:
+        """Those events of a frame that can be decoded; the owner is told of the others."""
+        events, undecodable = decode(delivery)
         if undecodable is not None:
+            _, header, _ = delivery
             LOG.error(
                 "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
                 undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
             )  # fmt: skip
             self._undecodable(header, undecodable.ranges)
-        self.received += len(events)
         return events
 
     def _tell_resync(self, resync: Resync) -> None:

@@ -1,7 +1,7 @@
 """Who keeps the past for subscribers that come late: the contract, and how the one installed is found.
 
-A source is an entry point of the namespace ``heliograph.history_source``, under the name that
-``[pubsub] history_source`` says.  The bus knows none of them; it only asks.
+A source is an entry point of the namespace ``heliograph.history_source``, under the name
+`SOURCE`.  The bus knows none of them; it only asks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pubsub_api.config import GROUP
 from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.core.events import Event
 from pubsub_api.runtime.plugins import Plugins
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from pubsub_api.session import Session
 
 NAMESPACE = "heliograph.history_source"
+SOURCE = "durability"
+"""Name of the source that is asked unless a program brings its own, ``past=source``."""
 
 OnPage = Callable[[Sequence[Event]], None]
 OnChange = Callable[[bool], None]
@@ -82,6 +83,6 @@ _PLUGINS = Plugins(NAMESPACE, HistorySource, "history source")  # type: ignore[t
 
 
 def open_source(session: Session, topics: Sequence[str], durability: Durability) -> HistorySource:
-    """The source that the configuration names.  Raises DriverNotFound when it is not installed."""
-    source: HistorySource = _PLUGINS.load(session.conf[GROUP].history_source)(session, topics, durability)
+    """The source of this name.  Raises DriverNotFound when it is not installed."""
+    source: HistorySource = _PLUGINS.load(SOURCE)(session, topics, durability)
     return source

@@ -11,7 +11,6 @@ is called by one of them at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -24,6 +23,7 @@ from pubsub_api.core.errors import Closed, WaitTimeout
 from pubsub_api.core.events import Event
 from pubsub_api.core.receiving.resync_requests import Reason, Resync
 from pubsub_api.subscribing.history import HistorySource, Mismatch
+from pubsub_api.subscribing.statistics import HistoryStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -33,20 +33,6 @@ _BATCHES_MAX = 64
 """Batches that wait for an iterating user."""
 
 InstanceKey = tuple[str, str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class HistoryStatistics:
-    historical: int = 0
-    """Events delivered from history."""
-    history_duplicates: int = 0
-    """Events that were delivered already, or are older than what was delivered of their object."""
-    history_reads: int = 0
-    """How often history was read."""
-    history_forgotten: int = 0
-    """Objects of which it is not remembered any more what was delivered."""
-    history_errors: int = 0
-    """Calls of the user with history that raised, and reads that did."""
 
 
 class LiveSide(Protocol):
@@ -232,11 +218,11 @@ class HistoryGate:
 
     def statistics(self) -> HistoryStatistics:
         return HistoryStatistics(
-            historical=self._historical,
-            history_duplicates=self._delivered.duplicates,
-            history_reads=self._reads,
-            history_forgotten=self._delivered.forgotten,
-            history_errors=self._errors,
+            events=self._historical,
+            duplicates=self._delivered.duplicates,
+            reads=self._reads,
+            forgotten=self._delivered.forgotten,
+            errors=self._errors,
         )
 
     def close(self) -> None:

@@ -123,9 +123,10 @@ class InlineDispatch:
     def end(self, now: float) -> bool:
         """The thread is free again.  True when it was replaced meanwhile."""
         is_relieved = self._relieve is None
-        average_s = self._average_s + (now - self._lent_at - self._average_s) / _AVERAGE_OF
-        self._average_s = min(average_s, 2 * MOMENT_S)  # so that a callback that has become brief is soon known to be
+        average_s = self._average_s
+        self._average_s = average_s = average_s + (now - self._lent_at - average_s) / _AVERAGE_OF
         if average_s > MOMENT_S:
+            self._average_s = min(average_s, 2 * MOMENT_S)  # so that one that has become brief is soon known to be
             self._not_before = max(self._not_before, now + MOMENT_PAUSE_S)
         self._relieve = None
         self._borrower = 0

@@ -12,6 +12,7 @@ calls the user (`pubsub_api.subscribing.inline_dispatch`), and receiving goes on
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -28,7 +29,6 @@ from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
 from pubsub_api.core.events import Action, Event
 from pubsub_api.core.frame import Header, Kind
-from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
@@ -42,11 +42,11 @@ from pubsub_api.runtime.shared_threads import THREADS, SharedTimer, run_soon
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
-from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
+from pubsub_api.subscribing.history_gate import HistoryGate
 from pubsub_api.subscribing.inline_dispatch import LOANS, LOCK_WAIT_S, Relieve
 from pubsub_api.subscribing.items import Item, Mark, portions, size_of
 from pubsub_api.subscribing.reading import EventReader
-from pubsub_api.subscribing.statistics import SubscriberStatistics
+from pubsub_api.subscribing.statistics import HistoryStatistics, SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -110,7 +110,6 @@ class Subscriber(Closeable):
         self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and self._dispatcher.task is not None
-        self._foreign = self._foreign_discarded = 0
         self._refused_frames = RefusedFrames(LOG)
         self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
@@ -154,43 +153,36 @@ class Subscriber(Closeable):
             self._ask(queries)
 
     def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
-        delivery = self._borrow(received[0], relieve) if len(received) == 1 and self._borrows else None
+        """A frame takes the long way when something is before it, or when more is to be done with it than a look."""
+        frame, delivery = received[0], None
+        core, dispatcher = self._core, self._dispatcher
+        inline = dispatcher.inline
+        began, wall_ns = time.monotonic(), time.time_ns()
+        with self._lock:
+            if len(received) == 1 and self._borrows and not self._waiting and inline.begin(relieve, began):
+                core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
+                delivery = core.on_lone_frame(frame, began)
+                if delivery is None:
+                    inline.end(began)
+                else:
+                    self._hybrid_clock.observe(core.newest_timestamp, wall_ns)
+                    self._waiting = 1
+                    self._queue_bytes += len(frame)
+                    LOANS.begin(inline, self._lock, began)
         if delivery is None:
             self.on_frames(received)
             return False
-        dispatcher = self._dispatcher
         try:
             if dispatcher.on_frames is not None:
                 dispatcher.hand_over([delivery])
             elif events := dispatcher.decode(delivery):
-                dispatcher.tell(events)
+                dispatcher.tell(events, began, wall_ns)
         finally:
             with self._lock:
-                self._done(len(delivery[0]))
-                LOANS.end(dispatcher.inline)
-                is_relieved = dispatcher.inline.end(time.monotonic())
+                self._done(len(frame))
+                LOANS.end(inline)
+                is_relieved = inline.end(time.monotonic())
         return is_relieved
-
-    def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
-        """Get ready to call the user on this thread with a frame; None when it has to go the long way:
-        something is before it, or anything is to be done with it that takes the core more than a look.
-        """
-        now = time.monotonic()
-        inline = self._dispatcher.inline
-        with self._lock:
-            if self._waiting or not inline.begin(relieve, now):
-                return None
-            core = self._core
-            core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
-            delivery = core.on_lone_frame(frame, now)
-            if delivery is None:
-                inline.end(now)
-                return None
-            self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
-            self._waiting = 1
-            self._queue_bytes += len(frame)
-            LOANS.begin(inline, self._lock, now)
-            return delivery
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
         with self._lock:
@@ -200,9 +192,9 @@ class Subscriber(Closeable):
                 self._core.counters.count_bad_frame("BadSignature")
                 return
             if self._core.room.is_full or self._dispatcher.on_frames is not None:
-                self._foreign_discarded += 1
+                self._core.counters.intake.foreign_discarded += 1
             else:
-                self._foreign += 1
+                self._core.counters.intake.foreign += 1
                 action: Action = "delete" if payload is None else "set"
                 event = Event(topic=topic, table="", key="", action=action, value=payload)
                 self._enqueue([event], len(payload or b""))
@@ -441,26 +433,27 @@ class Subscriber(Closeable):
     def statistics(self) -> SubscriberStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
+            counters = self._core.counters
             # Not `dataclasses.asdict`, which takes ten times as long: this is also asked for while nothing happens.
-            counters = {**vars(self._core.counters), "bad_frames": dict(self._core.counters.bad_frames)}
+            parts = {
+                "bad_frames": dict(counters.bad_frames),
+                "intake": dataclasses.replace(counters.intake, relieved=self._dispatcher.inline.relieved),
+                "repair": dataclasses.replace(counters.repair, parked_bytes=self._core.parked_bytes),
+                "peers": dataclasses.replace(counters.peers, publishers=len(self._core.publishers)),
+            }
             return SubscriberStatistics(
                 received=self._dispatcher.received,
-                foreign=self._foreign,
-                foreign_discarded=self._foreign_discarded,
-                publishers=len(self._core.publishers),
                 links_up=(links_up := list(self._links.values()).count(None)),
                 links_down=max(len(self._addresses), len(self._links)) - links_up,
-                lag=self._core.counters.delivered - self._dispatcher.received,
+                lag=counters.delivered - self._dispatcher.received,
                 queue_bytes=self._queue_bytes,
-                parked_bytes=self._core.parked_bytes,
                 callback_errors=self._dispatcher.callback_errors,
                 receiver_errors=self._end.receiver_errors,
-                relieved=self._dispatcher.inline.relieved,
                 delay_seconds=self._dispatcher.delay_seconds.read(),
                 callback_seconds=self._dispatcher.callback_seconds.read(),
                 driver=of_driver,
-                **vars(self._gate.statistics() if self._gate else HistoryStatistics()),
-                **counters,
+                history=self._gate.statistics() if self._gate else HistoryStatistics(),
+                **{**vars(counters), **parts},
             )
 
     def close(self) -> None:

@@ -21,11 +21,8 @@ from pubsub_api import config, loading
 
 FAST = {
     "max_idle_time": 0.2,
-    "idle_time_limit": 1.0,
     "message_delay_window": 0.05,
-    "publisher_forget_time": 30.0,
     "resync_jitter": 0.05,
-    "resync_interval_min": 0.05,
     "ready_timeout": 1.0,
     "repair_timeout": 0.2,
 }
@@ -42,8 +39,7 @@ def fast_conf(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts
     """A new ``conf`` for the driver of ``url``.  ``overrides`` are options of ``[pubsub]``; they win over `FAST`."""
     conf = loading.conf_from_url(url)
     values = {**FAST, **overrides}
-    silence_s = min(SILENCE_S, values["publisher_forget_time"])
-    missed = min(max(int(silence_s / values["max_idle_time"]), _MISSED_HELLOS[0]), _MISSED_HELLOS[-1])
+    missed = min(max(int(SILENCE_S / values["max_idle_time"]), _MISSED_HELLOS[0]), _MISSED_HELLOS[-1])
     for name, value in {"missed_hellos_max": missed, **values}.items():
         conf.set_override(name, value, group=config.GROUP)
     return conf

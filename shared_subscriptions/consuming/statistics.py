@@ -6,8 +6,35 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class MemberLinkStatistics:
+    """The links of a member to the leaders of its groups."""
+
+    grants: int
+    """Partitions that leaders gave to this member."""
+    resets: int
+    """How often a lease or the leader was lost and everything began anew."""
+    protocol_errors: int
+    bad_messages: int
+    """Connections to a leader that were closed because of what came through them."""
+    link_failures: int
+    """Connections to a leader that were lost, or could not be made; each is made again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberLogStatistics:
+    """The log, as the member reads it and writes dead letters to it."""
+
+    errors: int
+    damaged: int
+    """Ranges of the log that this member came to and could not read, each counted once."""
+    undecodable: int
+    park_failures: int
+    """Dead letters that could not be written; each is tried again."""
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupSubscriberStatistics:
-    """Counters since the subscriber was made."""
+    """Counters since the subscriber was made: at the top what one watches, below it by what counts."""
 
     delivered: int
     """Events handed to the user."""
@@ -26,24 +53,10 @@ class GroupSubscriberStatistics:
     expired: int
     """Offsets that retention dropped before they were delivered, of whatever topic, for each lane: at most so many
     events are lost."""
-    undecodable: int
     streams: int
     """Partitions held now."""
     waiting: int
     """Events read and not settled."""
-    grants: int
-    resets: int
-    """How often a lease or the leader was lost and everything began anew."""
-    log_errors: int
-    damaged: int
-    """Ranges of the log that this member came to and could not read, each counted once."""
-    protocol_errors: int
-    bad_messages: int
-    """Connections to a leader that were closed because of what came through them."""
-    link_failures: int
-    """Connections to a leader that were lost, or could not be made; each is made again."""
-    park_failures: int
-    """Dead letters that could not be written; each is tried again."""
     callback_errors: int
     is_leading: int
     """Groups that this process leads."""
@@ -51,3 +64,5 @@ class GroupSubscriberStatistics:
     """Events that were lost to this process as leader, and that no cache had: the log, and so the group, lacks them."""
     standing_by: int
     """Groups whose leader this process stands by for: it keeps what was published last, should the leader die."""
+    links: MemberLinkStatistics
+    log: MemberLogStatistics

@@ -36,7 +36,11 @@ from shared_subscriptions.consuming.feeding import Feeder
 from shared_subscriptions.consuming.memberships import MemberGroup, Memberships
 from shared_subscriptions.consuming.protocol import ProtocolThread
 from shared_subscriptions.consuming.reading import GroupLogReader
-from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
+from shared_subscriptions.consuming.statistics import (
+    GroupSubscriberStatistics,
+    MemberLinkStatistics,
+    MemberLogStatistics,
+)
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.declaration import Declaration
@@ -289,14 +293,18 @@ class GroupSubscriber(GroupMember):
                 delivered=counters.delivered, redelivered=counters.redelivered, acknowledged=counters.acknowledged,
                 failed=counters.failed, timed_out=counters.timed_out, hung=self._dispatch.hung,
                 dead_letters=counters.dead, late=counters.late, expired=counters.expired,
-                undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
-                waiting=sum(loan.delivery.load for loan in self._handler.loans), grants=self._handler.granted,
-                resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
-                damaged=self._feeder.damaged,
-                protocol_errors=self._protocol.errors,
-                bad_messages=self._protocol.links.counters["bad_messages"],
-                link_failures=self._protocol.links.counters["link_failures"],
-                park_failures=self._dispatch.park_failures,
+                streams=len(self._handler.loans),
+                waiting=sum(loan.delivery.load for loan in self._handler.loans),
+                links=MemberLinkStatistics(
+                    grants=self._handler.granted, resets=self._handler.agent.resets,
+                    protocol_errors=self._protocol.errors,
+                    bad_messages=self._protocol.links.counters["bad_messages"],
+                    link_failures=self._protocol.links.counters["link_failures"],
+                ),
+                log=MemberLogStatistics(
+                    errors=self._feeder.log_errors, damaged=self._feeder.damaged,
+                    undecodable=self._feeder.undecodable, park_failures=self._dispatch.park_failures,
+                ),
                 callback_errors=self._dispatch.callback_errors,
                 is_leading=sum(group.leading.is_leading for group in self._memberships.groups.values()),
                 missing=self._recording.missing if self._recording is not None else 0,

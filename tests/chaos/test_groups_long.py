@@ -94,7 +94,7 @@ def test_a_join_moves_no_more_streams_than_its_share(tmp_path: pathlib.Path, bef
 def test_members_and_leaders_are_killed_again_and_again(tmp_path: pathlib.Path) -> None:
     """Nothing is lost; what is repeated was not acknowledged, or not yet stored."""
     url = f"sqlite://{tmp_path}/log.db?shards=4"
-    options = {"member_lease": 1.5, "claim_time": 3.0}
+    options = {"member_lease": 1.5}
     with contextlib.closing(durable_log.open(url)) as log:
         source = Source(log)
         groups.declare(log, "billing", "tenant-7/#", lease=LeaseSettings(1.5, 3.0))
@@ -119,7 +119,7 @@ def test_members_and_leaders_are_killed_again_and_again(tmp_path: pathlib.Path) 
 def test_members_of_a_queue_are_killed_again_and_again(tmp_path: pathlib.Path) -> None:
     """Nothing is lost, and of what was done nothing comes again but what was not yet stored."""
     url = f"sqlite://{tmp_path}/log.db?shards=4"
-    options = {"member_lease": 1.5, "claim_time": 3.0}
+    options = {"member_lease": 1.5}
     with contextlib.closing(durable_log.open(url)) as log:
         source = Source(log)
         groups.declare(log, "work", "tenant-7/#", mode="queue")

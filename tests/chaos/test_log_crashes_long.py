@@ -16,7 +16,7 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_whoever_is_killed_while_appending_loses_nothing(tmp_path: pathlib.Path, seed: int) -> None:
-    url = f"sqlite://{tmp_path}/log.db?shards=2&segment_events=400"
+    url = f"sqlite://{tmp_path}/log.db?shards=2&seal_events=80"
     with contextlib.closing(durable_log.open(url)) as log:
         assert isinstance(log, SegmentedLog)
         kill_while_appending(url, log, seed)

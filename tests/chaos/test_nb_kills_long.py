@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 MOMENTS = int(os.environ.get("HELIOGRAPH_KILLS", "20"))
 WAIT_S = 180.0
-TIMES = {"operation_timeout": 2.0, "connect_timeout": 2.0}
+TIMES = {"operation_timeout": 2.0}
 PAIRS = [
     *((database, way) for database in ("sqlite", "redis", "postgres", "etcd") for way in ("feed", "redis", "zmq")),
     ("sqlite", "zenoh"), ("postgres", "longpoll"),

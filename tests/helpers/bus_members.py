@@ -21,7 +21,7 @@ from shared_subscriptions import GroupSubscriber, config
 from tests.helpers.group_nodes import CALM
 
 SHARED = "$shared/billing/tenant-7/#"
-WATCHFUL = {**CALM, "member_lease": 3.0, "claim_time": 6.0}
+WATCHFUL = {**CALM, "member_lease": 3.0}
 """Somebody is killed, and the others must notice soon; but nobody who stands still for a moment is taken for dead:
 what is published while leaders change may rightly be lost with its publisher."""
 

@@ -8,10 +8,10 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import Created, Difference, Updated
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import Created, Difference, Updated
+from nb_api.core.copy.snapshot_merge import SnapshotMerge
 from nb_api.core.events import events_of
-from nb_api.core.snapshot_merge import SnapshotMerge
 from nb_api.db_api import Change, DbObject
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet

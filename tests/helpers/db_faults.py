@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -31,15 +32,18 @@ class Server(Protocol):
 
 
 @contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[DbApi]:
-    """The database with these options of [db] and of the driver's own groups."""
+def opened(url: str, *, snapshot_portion: int = config.SNAPSHOT_PORTION, **options: Any) -> Iterator[DbApi]:
+    """The database with these options of [db] and of the driver's own groups, and with snapshots of such portions."""
     conf = new_conf()
     groups = {config.GROUP: config.OPTIONS, **load_db_driver(urlsplit(url).scheme).options}
     for group, known in groups.items():
         conf.register_opts(known, group=group)
         for name in options.keys() & {option.name for option in known}:
             conf.set_override(name, options[name], group=group)
-    with contextlib.closing(open_db(url, conf)) as db:
+    with (
+        mock.patch.object(config, "SNAPSHOT_PORTION", snapshot_portion),
+        contextlib.closing(open_db(url, conf)) as db,
+    ):
         yield db
 
 
@@ -134,7 +138,7 @@ class ServerInTrouble:
     def test_a_frozen_server_is_given_up_and_used_again(self, server: Server, url: str) -> None:
         with opened(url) as patient:
             version = patient.create("t", "k", 1, topic="t")
-        with opened_hastily(url, operation_timeout=0.5, connect_timeout=0.5) as db:
+        with opened_hastily(url, operation_timeout=0.5) as db:
             server.freeze()
             try:
                 with pytest.raises(DbUnavailable):

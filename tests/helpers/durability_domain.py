@@ -26,12 +26,12 @@ FAST = {
     "expiry_time": 6.0,
     "no_service_time": 30.0,
     "initial_discovery_period": 0.3,
-    "combine_period_initial": 0.02,
     "admin_key": "only-for-tests-of-durability",
 }
 """Options of ``[durability]``: nobody waits, and a loaded machine does not look like a dead one."""
 # Of every service of this process and of those that it starts, which import this module, too.
 config.HEARTBEAT_FACTOR = 0.1
+config.COMBINE_INITIAL_S = 0.02
 config.ALIGN_TIMEOUT_S = 1.0
 config.RECONCILE_INTERVAL_S = 0.5
 

@@ -6,6 +6,7 @@ A member keeps a record of what its user saw.  `unexplained` says what several r
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import sys
@@ -22,11 +23,10 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.testing.child import ChildProcess
 from shared_subscriptions import GroupEvent, GroupSubscriber, config
-from shared_subscriptions.core.settings import LeaseSettings
 
-CALM = {"member_lease": 30.0, "claim_time": 60.0, "retry_delay": 0.05, "unsubscribe_timeout": 60.0}  # fmt: skip
+CALM = {"member_lease": 30.0, "retry_delay": 0.05, "unsubscribe_timeout": 60.0}
 """Nobody is killed: leases and patience are so long that no load of the machine ends them."""
-HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
+HASTY = {**CALM, "member_lease": 1.0}
 """Somebody is killed, and the others must notice soon."""
 
 # Of every member of this process and of those that it starts, which import this module, too.
@@ -37,10 +37,6 @@ config.RESEND_INTERVAL_S = 0.5
 config.REBALANCE_DELAY_S = 0.05
 config.RENEW_PARTITIONS_INTERVAL_S = 0.1
 config.REVOKE_TIMEOUT_S = 60.0
-
-CALM_LEASE = LeaseSettings(CALM["member_lease"], CALM["claim_time"])
-HASTY_LEASE = LeaseSettings(HASTY["member_lease"], HASTY["claim_time"])
-"""The same for groups that are declared before they have a member."""
 
 
 class Seen(NamedTuple):
@@ -57,6 +53,11 @@ def groups_conf(**options: Any) -> cfg.ConfigOpts:
     for name, value in {**CALM, **options}.items():
         conf.set_override(name, value, group=config.GROUP)
     return config.register(conf)
+
+
+CALM_LEASE = config.lease_settings(groups_conf(**CALM))
+HASTY_LEASE = config.lease_settings(groups_conf(**HASTY))
+"""The same for groups that are declared before they have a member."""
 
 
 class Source:
@@ -233,7 +234,7 @@ def _member(url: str, settings: dict[str, Any]) -> None:
             if command["do"] == "seen":
                 _say(seen=list(member.seen))
             elif command["do"] == "statistics":
-                _say(**vars(member.subscriber.statistics()))
+                _say(**dataclasses.asdict(member.subscriber.statistics()))
             elif command["do"] == "close":
                 member.subscriber.close()
                 _say(ok=True)

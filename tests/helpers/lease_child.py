@@ -41,7 +41,7 @@ def discovery_db(url: str, lease_s: float, *, refresh_interval_s: float = 0.05) 
     """A database, open, whose directory has that lease."""
     db = build_db(url)
     lease_config.read_discovery(db.conf)
-    values = {"lease": lease_s, "renew_interval": lease_s / 6, "refresh_interval": refresh_interval_s}
+    values = {"lease": lease_s, "refresh_interval": refresh_interval_s}
     for option, value in values.items():
         db.conf.set_override(option, value, group=lease_config.DISCOVERY_GROUP)
     db.initialize()

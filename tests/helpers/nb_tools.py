@@ -12,13 +12,10 @@ from nb_api import NbApi, config, notify_config
 from nb_api.coordination import lease_config
 from pubsub_api.testing.conf_fixture import fast_conf
 
-FAST_DB = {"confirm_interval": 0.02, "outbox_age": 0.5, "sweep_interval": 0.1, "retry_interval": 0.05,
-           "retry_interval_max": 0.5}  # fmt: skip
+FAST_DB = {"outbox_age": 0.5, "retry_interval_max": 0.5}
 PATIENT_DB = {"outbox_age": 60.0}
 """A writer that is slow is not taken for one that is dead: each change is published once."""
-FAST_CACHE = {
-    "verify_interval": 0.2, "snapshot_jitter": 0.05, "snapshot_interval_min": 0.05, "slot_lease": 1.0,
-}  # fmt: skip
+FAST_CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05}
 
 
 def sqlite_url(directory: pathlib.Path, name: str = "objects") -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
-from nb_api.core.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject
 from nb_api.errors import ObjectNotFound
 from nb_api.models.cached_table import WholeCache
 from pubsub_api.errors import Closed

@@ -48,7 +48,7 @@ def wait_joined(subscriber: Subscriber, addresses: Sequence[str] | None) -> None
 
     def is_joined() -> bool:
         statistics = subscriber.statistics()
-        return statistics.links_up == links and statistics.publishers > 0
+        return statistics.links_up == links and statistics.peers.publishers > 0
 
     wait_until(is_joined, WAIT_S, "all links, and a publisher")
 

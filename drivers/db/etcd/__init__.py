@@ -86,6 +86,7 @@ class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    uses_tls = True
     transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:

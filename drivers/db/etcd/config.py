@@ -1,4 +1,4 @@
-"""The ``[db_etcd]`` option group and what the URL adds to it, checked once."""
+"""What ``[db]`` and the URL say of an etcd, checked once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from oslo_config import cfg
 from heliograph_drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.options import advanced, tls_files
 
 GROUP = "db_etcd"
 
-_SCHEMES = {"etcd": False, "etcds": True, "http": False, "https": True}
-"""And whether connections are encrypted.  The last two are for ``[db] driver = etcd``."""
+_SCHEMES = {"etcd": False, "etcds": True}
+"""And whether connections are encrypted."""
 _DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 2379
 _DEFAULT_PREFIX = "heliograph"
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 _FORM = "etcd://[user:password@]host:port[,host:port...]/prefix, or etcds:// for TLS"
 
-OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
+OPTIONS: Sequence[cfg.Opt] = ()
+"""None any more.  A file that names one is told where it went."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +77,18 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> EtcdSettings:
     if not _PREFIX.fullmatch(prefix):
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
     user, password = _read_login(url)
-    own = conf[GROUP]
     has_tls = _SCHEMES[url.scheme]
     return EtcdSettings(
         endpoints=_read_endpoints(url),
-        security=_read_security(own, has_tls=has_tls),
-        grpc_security=_read_security(own, has_tls=has_tls, protocol="h2"),
-        has_certificate=own.tls_cert_file is not None,
+        security=_read_security(common, has_tls=has_tls),
+        grpc_security=_read_security(common, has_tls=has_tls, protocol="h2"),
+        has_certificate=common.tls_cert_file is not None,
         user=user,
         password=password,
         prefix=prefix.encode(),
-        connect_timeout_s=common.connect_timeout,
+        connect_timeout_s=config.connect_timeout(conf),
         operation_timeout_s=common.operation_timeout,
-        snapshot_portion=common.snapshot_portion,
+        snapshot_portion=config.SNAPSHOT_PORTION,
         limits=read_limits(conf),
     )
 
@@ -125,15 +125,15 @@ def _read_endpoints(url: SplitResult) -> tuple[EtcdEndpoint, ...]:
 def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool, protocol: str = "") -> ssl.SSLContext | None:
     """Without ``tls_ca_file`` the authorities that the system trusts count.  ``protocol``: what is asked for."""
     if not has_tls:
-        if any(getattr(own, option.name) is not None for option in OPTIONS):
-            raise InvalidConfig(f"[{GROUP}] has files for TLS, but the URL is not encrypted: write etcds://")
+        if any(own.get(name) is not None for name in _TLS_FILES):
+            raise InvalidConfig("[db] has files for TLS, but the URL is not encrypted: write etcds://")
         return None
     if own.tls_key_file is not None and own.tls_cert_file is None:
-        raise InvalidConfig(f"[{GROUP}] tls_key_file needs tls_cert_file, the certificate that the key belongs to")
+        raise InvalidConfig("[db] tls_key_file needs tls_cert_file, the certificate that the key belongs to")
     try:
         context = ssl.create_default_context(cafile=own.tls_ca_file)
     except OSError as error:
-        raise InvalidConfig(f"[{GROUP}] tls_ca_file {own.tls_ca_file} cannot be read: {error}") from error
+        raise InvalidConfig(f"[db] tls_ca_file {own.tls_ca_file} cannot be read: {error}") from error
     if protocol:
         context.set_alpn_protocols([protocol])
     if own.tls_cert_file is not None:
@@ -141,10 +141,5 @@ def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool, protocol: st
             context.load_cert_chain(own.tls_cert_file, own.tls_key_file)
         except OSError as error:
             files = " and ".join(filter(None, (own.tls_cert_file, own.tls_key_file)))
-            raise InvalidConfig(f"[{GROUP}] tls_cert_file, tls_key_file: {files} cannot be used: {error}") from error
+            raise InvalidConfig(f"[db] tls_cert_file, tls_key_file: {files} cannot be used: {error}") from error
     return context
-
-
-def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
-    """Entry point for oslo-config-generator."""
-    return [(GROUP, OPTIONS)]

@@ -7,7 +7,7 @@ import ssl
 
 import msgspec
 
-from heliograph_drivers.db.etcd.config import GROUP, EtcdEndpoint, EtcdSettings
+from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
 
@@ -82,7 +82,7 @@ def _advice(refusal: Refusal, settings: EtcdSettings) -> str:
     """What an operator can do about it; nothing when the configuration is not the reason."""
     text, prefix = refusal.message, settings.prefix.decode()
     if "CommonName of client" in text:
-        return f"While etcd has users, [{GROUP}] tls_cert_file must be a certificate without a common name"
+        return "While etcd has users, [db] tls_cert_file must be a certificate without a common name"
     if "HTTP request to an HTTPS server" in text:
         return "It speaks TLS: write etcds:// in [db] url"
     if "authentication failed" in text:
@@ -107,11 +107,11 @@ def failure_error(
     message = f"{settings.address}: {endpoint}: {reason}"
     if isinstance(error, ssl.SSLCertVerificationError):
         return InvalidConfig(
-            f"{message}. The server's certificate must be signed by [{GROUP}] tls_ca_file and name its host"
+            f"{message}. The server's certificate must be signed by [db] tls_ca_file and name its host"
         )
     if is_certificate_refused(error):
         mine = "another one as" if settings.has_certificate else "a certificate as"
-        return InvalidConfig(f"{message}. The server wants {mine} [{GROUP}] tls_cert_file, signed by whom it trusts")
+        return InvalidConfig(f"{message}. The server wants {mine} [db] tls_cert_file, signed by whom it trusts")
     if is_new and settings.security is None and isinstance(error, ConnectionResetError):
         message += ". If it always does so, it may want TLS: write etcds:// in [db] url"
     return DbUnavailable(message)

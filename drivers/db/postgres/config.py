@@ -34,9 +34,9 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> PostgresDbSettings:
     common = conf[config.GROUP]
     return PostgresDbSettings(
         *parse_address(url, default_schema=_DEFAULT_SCHEMA),
-        connect_timeout_s=common.connect_timeout,
+        connect_timeout_s=config.connect_timeout(conf),
         operation_timeout_s=common.operation_timeout,
-        idle_timeout_s=common.snapshot_idle_timeout,
-        snapshot_portion=common.snapshot_portion,
+        idle_timeout_s=config.SNAPSHOT_IDLE_TIMEOUT_S,
+        snapshot_portion=config.SNAPSHOT_PORTION,
         limits=read_limits(conf),
     )

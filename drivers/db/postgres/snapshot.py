@@ -23,7 +23,7 @@ _RANGES_MAX = 1000
 
 
 class PostgresSnapshot(Snapshot):
-    """Holds a connection until it is read to the end, closed, or left standing for ``snapshot_idle_timeout``."""
+    """Holds a connection until it is read to the end, closed, or left standing for ``SNAPSHOT_IDLE_TIMEOUT_S``."""
 
     def __init__(self, pool: PostgresPool, settings: PostgresDbSettings, selection: checks.TopicSelection) -> None:
         self._pool = pool

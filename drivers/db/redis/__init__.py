@@ -47,8 +47,6 @@ from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)
 
-list_opts = config.list_opts
-
 _VERSION_MIN = (6, 2)
 _PORTION = 500
 """What one command or script removes or reads, so that others are not kept waiting."""
@@ -60,6 +58,7 @@ class RedisDb(DbApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    uses_tls = True
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)

@@ -1,4 +1,4 @@
-"""The ``[db_redis]`` option group and what a URL adds to it, checked once."""
+"""What ``[db]`` and the URL say of a Redis as database, checked once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heliograph_drivers.db.handles import HandleLimits, read_limits
 from heliograph_drivers.redis_common import parse_server
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.options import advanced, tls_files
+from pubsub_api.runtime.options import refuse_tls
 
 GROUP = "db_redis"
 
@@ -23,7 +23,8 @@ _DEFAULT_PREFIX = "heliograph"
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _FORMS = "redis://[user:password@]host:port/db?prefix=name, rediss:// for TLS, or unix:///path/socket?db=0&prefix=name"
 
-OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
+OPTIONS: Sequence[cfg.Opt] = ()
+"""None any more.  A file that names one is told where it went."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class RedisDbSettings:
 
 def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> RedisDbSettings:
     """Translate the groups and the URL.  Raises InvalidConfig, which never shows a password."""
-    own, common = conf[GROUP], conf[config.GROUP]
+    common = conf[config.GROUP]
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
     prefix = query.pop("prefix", _DEFAULT_PREFIX)
     if not _PREFIX.fullmatch(prefix):
@@ -53,17 +54,21 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> RedisDbSettings:
     arguments, address = _unix(url, query) if url.scheme == "unix" else _tcp(url, query)
     has_tls = url.scheme == "rediss"
     if has_tls:
-        files = {"ssl_ca_certs": own.tls_ca_file, "ssl_certfile": own.tls_cert_file, "ssl_keyfile": own.tls_key_file}
-        arguments |= {**files, "ssl_check_hostname": True}
+        arguments |= {
+            "ssl_ca_certs": common.tls_ca_file, "ssl_certfile": common.tls_cert_file,
+            "ssl_keyfile": common.tls_key_file, "ssl_check_hostname": True,
+        }  # fmt: skip
+    else:
+        refuse_tls(conf, config.GROUP, f"{url.scheme}://")
     return RedisDbSettings(
         arguments=arguments,
         has_tls=has_tls,
         address=f"{address} (prefix {prefix})",
         prefix=prefix.encode(),
-        connect_timeout_s=common.connect_timeout,
+        connect_timeout_s=config.connect_timeout(conf),
         operation_timeout_s=common.operation_timeout,
-        snapshot_idle_timeout_s=common.snapshot_idle_timeout,
-        snapshot_portion=common.snapshot_portion,
+        snapshot_idle_timeout_s=config.SNAPSHOT_IDLE_TIMEOUT_S,
+        snapshot_portion=config.SNAPSHOT_PORTION,
         limits=read_limits(conf),
     )
 
@@ -81,8 +86,3 @@ def _unix(url: SplitResult, query: dict[str, str]) -> tuple[dict[str, Any], str]
     if query or url.netloc or url.fragment or not path.strip("/") or not (db.isascii() and db.isdigit()):
         raise InvalidConfig(f"the URL of a Redis behind a socket cannot be understood: write {_FORMS}")
     return {"path": path, "db": int(db)}, f"unix://{path}?db={db}"
-
-
-def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
-    """Entry point for oslo-config-generator."""
-    return [(GROUP, OPTIONS)]

@@ -7,7 +7,7 @@ the end it reads the undo.  A record there is part of the snapshot when it is no
 when it was overwritten after its portion was read, and is missing when it was overwritten before.
 
 All open snapshots share one undo, so a write costs the same however many there are.  A reader that does not come back
-for ``snapshot_idle_timeout`` is forgotten by the next write, and the undo goes with the last reader.
+for ``SNAPSHOT_IDLE_TIMEOUT_S`` is forgotten by the next write, and the undo goes with the last reader.
 """
 
 from __future__ import annotations
@@ -143,6 +143,4 @@ class RedisSnapshot(Snapshot):
 
     def _check(self, lease: object) -> None:
         if lease is None:
-            raise DbUnavailable(
-                f"the snapshot stood still longer than [db] snapshot_idle_timeout = {self._lease_s:g} s"
-            )
+            raise DbUnavailable(f"the snapshot stood still for more than {self._lease_s:g} s between two portions")

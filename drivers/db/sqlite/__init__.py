@@ -25,6 +25,7 @@ from heliograph_drivers.sqlite_common.files import make_file, path_of
 from heliograph_drivers.sqlite_common.patience import run_patiently
 from heliograph_drivers.sqlite_common.pool import SqlitePool
 from heliograph_drivers.sqlite_common.writer import GroupCommit, Operation
+from nb_api import config
 from nb_api.core import checks
 from nb_api.core.digests import StoredDigests, TableDigest
 from nb_api.core.writes import CheckedWrite, not_found
@@ -143,7 +144,7 @@ class SqliteDb(DbApi):
         def begin(_: sqlite3.Connection) -> SqliteSnapshot:
             connection = self._pool.open()
             try:
-                return SqliteSnapshot(connection, selection, self.conf.db.snapshot_portion, SNAPSHOT_TIME_MAX_S)
+                return SqliteSnapshot(connection, selection, config.SNAPSHOT_PORTION, SNAPSHOT_TIME_MAX_S)
             except BaseException:
                 connection.close()
                 raise

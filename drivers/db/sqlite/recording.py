@@ -52,16 +52,16 @@ def _record_each(connection: sqlite3.Connection, writes: Sequence[CheckedWrite],
     if not count:
         return plans
     revisions = iter(next_revisions(schema.newest(connection), count))
-    written = [plan if plan.action is None else plan._replace(version=next(revisions)) for plan in plans]
-    _execute(
-        connection,
-        _PUT,
-        [
-            (write.table, write.key, one.topic, one.version, now if one.action == "delete" else None, write.value)
-            for write, one in zip(writes, written, strict=True)
-            if one.action is not None
-        ],
-    )
+    written: list[Written] = []
+    objects: list[tuple[object, ...]] = []
+    for write, plan in zip(writes, plans, strict=True):
+        if plan.action is None:
+            written.append(plan)
+            continue
+        revision, deleted_at = next(revisions), now if plan.action == "delete" else None
+        written.append(Written(revision, plan.action, plan.topic, plan.left_topic))
+        objects.append((write.table, write.key, plan.topic, revision, deleted_at, write.value))
+    _execute(connection, _PUT, objects)
     _append(connection, writes, written, now)
     return written
 

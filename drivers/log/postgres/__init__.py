@@ -68,7 +68,7 @@ class PostgresLog(SegmentedLog):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self._limits = conf[config.GROUP]
-        self._frame_bytes_max: int = self._limits.frame_bytes_max
+        self._frame_bytes_max = config.frame_bytes_max(conf)
         self._found = schema.LogHeader(0, Lineage(""))
         timeout_s: float = self._limits.operation_timeout
         self._store = PostgresLogStore(

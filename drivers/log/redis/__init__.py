@@ -57,6 +57,7 @@ class RedisLog(SegmentedLog):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self._limits = conf[log_config.GROUP]
+        self._frame_bytes_max = log_config.frame_bytes_max(conf)
         self._options = conf[GROUP]
         self._lineage = Lineage("")
         self._server = RedisLogServer(url, self._options, self._limits)
@@ -133,7 +134,7 @@ class RedisLog(SegmentedLog):
     # -- frames
 
     def append(self, frames: Sequence[bytes]) -> Appended:
-        headers = checks.read_headers(frames, bytes_max=self._limits.frame_bytes_max)
+        headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
         self._server.check_open()
         if not headers:
             return Appended(0, 0, {})

@@ -71,7 +71,7 @@ class SqliteLog(SegmentedLog):
         super().__init__(conf, url)
         path = path_of(url)
         self._limits = conf[config.GROUP]
-        self._frame_bytes_max: int = self._limits.frame_bytes_max  # looked up once: it is needed for every append
+        self._frame_bytes_max = config.frame_bytes_max(conf)  # looked up once: it is needed for every append
         self._options = conf[GROUP]
         self._found = schema.LogFileHeader(0, Lineage(""))
         self._grown_at = time.monotonic()  # when a wait last found something new

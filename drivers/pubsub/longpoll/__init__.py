@@ -34,6 +34,7 @@ class LongpollPubSub(PubSubApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+    uses_tls = True
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Read and check the options.  Raises InvalidConfig."""

@@ -28,8 +28,8 @@ _POLICIES_REMEMBERED = 65_536
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    flag("tls", False, "Encrypt every link. Set it on both sides, and the certificates with tls_ca_file, tls_cert_file "
-         "and tls_key_file."),
+    flag("tls", False, "Encrypt every link. Set it on both sides, and the certificates with [pubsub] tls_ca_file, "
+         "tls_cert_file and tls_key_file."),
     *advanced(
         seconds("poll_interval", 10.0, 0.05, 3600.0, "A poll for which there is nothing is answered, and repeated, "
                 "after this time: the sign of life of both sides."),
@@ -44,9 +44,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         count("mailbox_frames_max", 50_000, 1, 10_000_000, "Frames that wait at the publisher for one subscriber. When "
               "they are too many, or have more than 32 MiB, and latest_topics and lossy_topics make no room, it is "
               "reset: it repairs or resyncs."),
-        *tls_files(),
-        flag("tls_client_auth", False,
-             "A publisher lets only subscribers in whose certificate is signed by tls_ca_file."),
         text("tls_server_name", None, "Name in the publisher's certificate, where it is not the host of its address."),
     ),
 )  # fmt: skip
@@ -145,7 +142,7 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
             retry_max_s=pubsub.retry_interval_max,
         ),
         frame_bytes_max=pubsub.frame_bytes_max,
-        tls=_read_tls(options),
+        tls=_read_tls(options, pubsub),
         connect_timeout_s=pubsub.connect_timeout,
         # While more waits for the receiver, nothing is polled; the layer above has the larger queue.
         receive_queue_bytes_max=pubsub.receive_queue_bytes_max // 4,
@@ -187,19 +184,19 @@ class Policies:
         return MailboxPolicy.LOSSY if self._lossy.match(topic) else MailboxPolicy.LOSSLESS
 
 
-def _read_tls(options: cfg.ConfigOpts.GroupAttr) -> Tls | None:
-    given = [name for name in _FILES if getattr(options, name) is not None]
+def _read_tls(options: cfg.ConfigOpts.GroupAttr, common: cfg.ConfigOpts.GroupAttr) -> Tls | None:
+    given = [name for name in _FILES if getattr(common, name) is not None]
     if not options.tls:
-        if given or options.tls_client_auth:
-            raise InvalidConfig(f"[longpoll] {(*given, 'tls_client_auth')[0]} is set, but tls is not: nothing would be "
-                                f"encrypted")  # fmt: skip
+        if given or common.tls_client_auth:
+            raise InvalidConfig(f"[pubsub] {(*given, 'tls_client_auth')[0]} is set, but [longpoll] tls is not: nothing "
+                                f"would be encrypted")  # fmt: skip
         return None
     if ("tls_cert_file" in given) != ("tls_key_file" in given):
-        raise InvalidConfig("[longpoll] tls_cert_file and tls_key_file go together; one of them is not set")
-    if options.tls_client_auth and options.tls_ca_file is None:
-        raise InvalidConfig("[longpoll] tls_client_auth needs tls_ca_file, to check certificates with")
-    files = {name.removeprefix("tls_"): _read_file(name, getattr(options, name)) for name in _FILES}
-    return Tls(**files, client_auth=options.tls_client_auth, server_name=options.tls_server_name)
+        raise InvalidConfig("[pubsub] tls_cert_file and tls_key_file go together; one of them is not set")
+    if common.tls_client_auth and common.tls_ca_file is None:
+        raise InvalidConfig("[pubsub] tls_client_auth needs tls_ca_file, to check certificates with")
+    files = {name.removeprefix("tls_"): _read_file(name, getattr(common, name)) for name in _FILES}
+    return Tls(**files, client_auth=common.tls_client_auth, server_name=options.tls_server_name)
 
 
 def _read_file(name: str, path: str | None) -> bytes | None:

@@ -55,6 +55,7 @@ class RedisPubSub(PubSubApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {config.GROUP: OPTIONS}
+    uses_tls = True
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Read the options.  Raises InvalidConfig when they contradict each other."""

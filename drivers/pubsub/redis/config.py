@@ -16,7 +16,7 @@ from heliograph_drivers.redis_common import RedisAddress, parse_server
 from pubsub_api import config
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.runtime.options import advanced, flag, override_from_query, seconds, text, tls_files
+from pubsub_api.runtime.options import advanced, flag, override_from_query, seconds, text
 
 GROUP = "redis"
 """Scheme of an address -> whether the link is encrypted."""
@@ -32,8 +32,6 @@ OPTIONS: Sequence[cfg.Opt] = (
     *advanced(
         text("channel_prefix", "heliograph:",
              "Put before every topic to make the name of its channel. Both ends must use the same."),
-        *tls_files(),
-        flag("tls_check_hostname", True, "The server's certificate must name the host of url."),
         seconds("operation_timeout", 5.0, 0.05, 300.0,
                 "How long the server may take to accept or to answer a command. Then the link counts as lost."),
         cfg.ListOpt("answer_scopes", default=["#"],
@@ -64,7 +62,6 @@ class RedisSettings:
     ca_file: str | None
     cert_file: str | None
     key_file: str | None
-    check_hostname: bool
     connect_timeout_s: float
     operation_timeout_s: float
     health_interval_s: float
@@ -92,14 +89,13 @@ def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
     """Translate the group.  Raises InvalidConfig when options contradict each other."""
     group, common = conf[GROUP], conf[config.GROUP]
     server = parse_server(group.url)
-    _check_tls(group, server)
+    _check_tls(common, server)
     return RedisSettings(
         server=server,
         channel_prefix=group.channel_prefix.encode(),
-        ca_file=group.tls_ca_file,
-        cert_file=group.tls_cert_file,
-        key_file=group.tls_key_file,
-        check_hostname=group.tls_check_hostname,
+        ca_file=common.tls_ca_file,
+        cert_file=common.tls_cert_file,
+        key_file=common.tls_key_file,
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=group.operation_timeout,
         health_interval_s=HEALTH_INTERVAL_S,
@@ -124,15 +120,17 @@ def _check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
         raise InvalidConfig(f"[redis] answer_scopes: {error}") from error
 
 
-def _check_tls(group: cfg.ConfigOpts.GroupAttr, server: RedisAddress) -> None:
-    files = {name: getattr(group, name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file")}
+def _check_tls(common: cfg.ConfigOpts.GroupAttr, server: RedisAddress) -> None:
+    if common.tls_client_auth:
+        raise InvalidConfig("[pubsub] tls_client_auth is not for redis: the server decides whom it lets in")
+    files = {name: getattr(common, name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file")}
     for name, path in files.items():
         if path is not None and not server.has_tls:
-            raise InvalidConfig(f"[redis] {name} is set, but the connection is not encrypted; use rediss://")
+            raise InvalidConfig(f"[pubsub] {name} is set, but the connection is not encrypted; use rediss://")
         if path is not None and not pathlib.Path(path).is_file():
-            raise InvalidConfig(f"[redis] {name}: there is no file {path!r}")
+            raise InvalidConfig(f"[pubsub] {name}: there is no file {path!r}")
     if (files["tls_cert_file"] is None) != (files["tls_key_file"] is None):
-        raise InvalidConfig("[redis] tls_cert_file and tls_key_file go together; one of them is not set")
+        raise InvalidConfig("[pubsub] tls_cert_file and tls_key_file go together; one of them is not set")
 
 
 def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:

@@ -140,7 +140,7 @@ def _connection(settings: RedisSettings) -> Any:
         ssl_ca_certs=settings.ca_file,
         ssl_certfile=settings.cert_file,
         ssl_keyfile=settings.key_file,
-        ssl_check_hostname=settings.check_hostname,
+        ssl_check_hostname=True,
     )
 
 

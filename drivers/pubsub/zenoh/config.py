@@ -20,7 +20,7 @@ from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.runtime.options import advanced, flag, override_from_query, seconds, text, tls_files
+from pubsub_api.runtime.options import TLS_NAMES, advanced, flag, override_from_query, seconds, text, tls_files
 
 GROUP = "zenoh"
 
@@ -58,9 +58,6 @@ OPTIONS: Sequence[cfg.Opt] = (
         text("user", None, "Name by which this process makes itself known when it connects."),
         text("password", None, "Password of user.", secret=True),
         text("password_file", None, "File of the users that may connect to this process, user:password lines."),
-        *tls_files(),
-        flag("tls_client_auth", False,
-             "Who connects shows a certificate, and a listening publisher asks for it. Set it on both sides."),
     ),
 )  # fmt: skip
 
@@ -86,7 +83,7 @@ SYNC_GRACE_S = 3.0
 effect."""
 
 _FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith("_file"))
-_TLS_FILES = tuple(name for name in _FILE_OPTIONS if name.startswith("tls_"))
+_TLS_FILES = tuple(option.name for option in tls_files())
 _SECURE = ("tls", "quic")
 _IP_ADDRESS = re.compile(r"(tcp|tls|quic|ws|udp)/(\[[0-9a-fA-F:.%]+\]|[^\s/:\[\]?#]+):(\d{1,5})([?#].*)?")
 _PATH_ADDRESS = re.compile(r"unixsock-stream/\S+")
@@ -144,7 +141,7 @@ def read_settings(conf: cfg.ConfigOpts) -> ZenohSettings:
 
 
 def _check(settings: ZenohSettings) -> None:
-    options = settings.options
+    options, common = settings.options, settings.common
     if settings.mode == "client" and not settings.endpoints:
         raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
     try:
@@ -154,16 +151,17 @@ def _check(settings: ZenohSettings) -> None:
         raise InvalidConfig(f"[zenoh] answer_scopes: {error}") from error
     if (options.user is None) != (options.password is None):
         raise InvalidConfig("[zenoh] user and password go together; one of them is not set")
-    for name in _FILE_OPTIONS:
-        path = getattr(options, name)
+    given_files = {f"[zenoh] {name}": getattr(options, name) for name in _FILE_OPTIONS}
+    given_files |= {f"[pubsub] {name}": getattr(common, name) for name in _TLS_FILES}
+    for name, path in given_files.items():
         if path is not None and not pathlib.Path(path).is_file():
-            raise InvalidConfig(f"[zenoh] {name}: there is no file {path!r}")
-    if (options.tls_cert_file is None) != (options.tls_key_file is None):
-        raise InvalidConfig("[zenoh] tls_cert_file and tls_key_file go together; one of them is not set")
+            raise InvalidConfig(f"{name}: there is no file {path!r}")
+    if (common.tls_cert_file is None) != (common.tls_key_file is None):
+        raise InvalidConfig("[pubsub] tls_cert_file and tls_key_file go together; one of them is not set")
     addresses = (*settings.endpoints, *settings.listen)
-    given = [name for name in _TLS_FILES if getattr(options, name) is not None]
+    given = [name for name in TLS_NAMES if getattr(common, name)]
     if given and not any(address.startswith(_SECURE) for address in addresses):
-        raise InvalidConfig(f"[zenoh] {given[0]} is set, but no address is encrypted; set protocol = tls")
+        raise InvalidConfig(f"[pubsub] {given[0]} is set, but no address is encrypted; set [zenoh] protocol = tls")
 
 
 def make_address(protocol: str, host: str, port: int) -> str:

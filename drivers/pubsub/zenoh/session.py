@@ -201,18 +201,18 @@ def _common_values(settings: ZenohSettings) -> dict[str, object]:
         "transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments": 10 * send_wait_us,
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(settings_module.BLOCK_WAIT_S * 1e6),
         "transport/shared_memory/enabled": options.shared_memory,
-        "transport/link/tls/enable_mtls": options.tls_client_auth,
+        "transport/link/tls/enable_mtls": settings.common.tls_client_auth,
         "transport/link/tls/verify_name_on_connect": True,
     }
     given = {
         "transport/auth/usrpwd/user": options.user,
         "transport/auth/usrpwd/password": options.password,
         "transport/auth/usrpwd/dictionary_file": options.password_file,
-        "transport/link/tls/root_ca_certificate": options.tls_ca_file,
-        "transport/link/tls/listen_certificate": options.tls_cert_file,
-        "transport/link/tls/listen_private_key": options.tls_key_file,
-        "transport/link/tls/connect_certificate": options.tls_cert_file,
-        "transport/link/tls/connect_private_key": options.tls_key_file,
+        "transport/link/tls/root_ca_certificate": settings.common.tls_ca_file,
+        "transport/link/tls/listen_certificate": settings.common.tls_cert_file,
+        "transport/link/tls/listen_private_key": settings.common.tls_key_file,
+        "transport/link/tls/connect_certificate": settings.common.tls_cert_file,
+        "transport/link/tls/connect_private_key": settings.common.tls_key_file,
     }
     return {**values, **{key: value for key, value in given.items() if value is not None}}
 

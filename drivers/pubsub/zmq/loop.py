@@ -167,14 +167,18 @@ class ReceiveLoop:
             due = self._deadline = min((member.deadline for member in self._members), default=math.inf)
         watch.wait(None if due == math.inf else max(0.0, due - time.monotonic()))
         # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
-        if watch.take(self._waker.fd):
+        if self._waker.fd in watch.ready:
+            watch.ready.remove(self._waker.fd)
             self._on_wake()
-        while watch.handle():
+        while watch.ready:
+            watch.handle()
             if self.filled is not None:
                 member, self.filled = self.filled, None
                 if member.pass_on_lent():
                     return True
-        if due <= time.monotonic():
+                if self._commands:  # of the receiver: the same handler may be called again in this turn
+                    self._on_wake()
+        if due != math.inf and due <= time.monotonic():
             for member in list(self._members):
                 member.handle_deadlines(time.monotonic())
         return False

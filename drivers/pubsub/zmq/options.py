@@ -38,15 +38,16 @@ OPTIONS: Sequence[cfg.Opt] = (
                     "choose; subscribers are told."),
         seconds("send_wait", 0.1, 0.0, 60.0, "How long the publisher waits for a subscriber that is send_hwm frames "
                 "behind, once a second at most. 0: not at all."),
-        size("peer_bytes_max", 4 * MIB, "What one connection may cost a publisher: subscriptions, questions that it "
-             "has not read yet, answers that the other end has not taken. One that costs more is cut.", low=65_536),
-        size("peers_bytes_max", 64 * MIB, "The same for all connections of a publisher together. Raise it where very "
-             "many subscribers have very many filters.", low=65_536),
+        size("peers_bytes_max", 64 * MIB, "What all connections may cost a publisher: subscriptions, questions that it "
+             "has not read yet, answers that the other end has not taken. One that costs more than a sixteenth of this "
+             "is cut. Raise it where very many subscribers have very many filters.", low=262_144),
         seconds("heartbeat_timeout", 30.0, 0.05, 3600.0, "A link on which nothing answers for this long is lost. An "
                 "idle one is tested six times as often."),
     ),
 )  # fmt: skip
 
+PEERS_PER_BOUND = 16
+"""So many connections may cost a publisher the most that one may: fewer would let a few of them shut out the others."""
 SEND_WAIT_INTERVAL_S = 1.0
 """After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
 BARRIER_TIMEOUT_S = 2.0
@@ -57,16 +58,19 @@ LINGER_S = 1.0
 """How long close() waits for frames that have not left yet."""
 
 
+def peer_bytes_max(options: cfg.ConfigOpts.GroupAttr) -> int:
+    """What one connection may cost a publisher."""
+    return int(options.peers_bytes_max) // PEERS_PER_BOUND
+
+
 def heartbeat_interval_ms(conf: cfg.ConfigOpts) -> int:
     """An idle link is tested this often: five answers may be lost before it counts as lost."""
     return int(conf[GROUP].heartbeat_timeout * 1000 / 6)
 
 
 def check(conf: cfg.ConfigOpts) -> None:
-    """Read every option of the group and refuse contradictions.  Raises InvalidConfig."""
+    """Read every option of the group.  Raises InvalidConfig."""
     config.check_group(conf, GROUP, OPTIONS)
-    if conf[GROUP].peers_bytes_max < conf[GROUP].peer_bytes_max:
-        raise InvalidConfig("[zmq] peers_bytes_max, for all connections, is smaller than peer_bytes_max, for one")
 
 
 def socket_path(conf: cfg.ConfigOpts) -> pathlib.Path:

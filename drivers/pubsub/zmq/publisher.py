@@ -34,6 +34,7 @@ from heliograph_drivers.pubsub.zmq.options import (
     SEND_WAIT_INTERVAL_S,
     WILDCARD_HOSTS,
     heartbeat_interval_ms,
+    peer_bytes_max,
 )
 from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
@@ -51,6 +52,8 @@ _PER_TURN = 64
 """Subscriptions handled before other sockets get a turn."""
 _SUBSCRIPTION_BYTES_MAX = 1024
 """More than any topic of ours needs; a peer that sends more is disconnected."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted."""
 _REPLIES_MIN = 4
 """Fewer in the queue of an asker would make it wait for each of them."""
 
@@ -224,7 +227,7 @@ class ZmqPublisher(DriverPublisher):
         router.set(zmq.SNDTIMEO, 0)
         if self._path is not None:
             # The system does not tell how much of a socket file's other end has read, so replies are counted.
-            replies = self._conf[GROUP].peer_bytes_max // config.reply_bytes_max(self._conf)
+            replies = peer_bytes_max(self._conf[GROUP]) // config.reply_bytes_max(self._conf)
             router.set(zmq.SNDHWM, max(_REPLIES_MIN, replies))
         try:
             self._bind(router, query=True)
@@ -240,6 +243,9 @@ class ZmqPublisher(DriverPublisher):
         sock.set(zmq.LINGER, int(LINGER_S * 1000))
         sock.set(zmq.SNDHWM, options.send_hwm)
         sock.set(zmq.RCVHWM, RECEIVE_HWM)
+        # When a publisher starts again all subscribers come at once, and one that finds no place tries again after
+        # seconds.  The system has a limit of its own.
+        sock.set(zmq.BACKLOG, _BACKLOG)
         sock.set(zmq.TCP_KEEPALIVE, 1)
         sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
         sock.set(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout * 1000))

@@ -26,9 +26,11 @@ class DescriptorWatch:
         # A process may have thousands of sockets, and poll looks at each of them every time.  Only Linux has epoll.
         self._poll = select.epoll() if _HAS_EPOLL else select.poll()
         self._handlers: dict[int, Handler] = {}
-        self._ready: list[int] = []
+        self.ready: list[int] = []
         """What is to be handled in this turn.  Kept here because another thread may have to go on with it."""
         self._unread: set[int] = set()
+        self._again = -1
+        """The descriptor whose handler was called last in this turn and wants to be called once more."""
 
     def add(self, descriptor: int, handler: Handler) -> None:
         """Call ``handler`` in the next turn, and whenever the descriptor becomes readable."""
@@ -48,33 +50,34 @@ class DescriptorWatch:
         self._unread.update(descriptors)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Block until there may be something to read, or the time is over.  `handle` follows."""
-        self._unread.update(self._ready)  # what another thread has left behind
-        if self._unread:
+        """Block until there may be something to read, or the time is over.  `handle` follows, while any is `ready`."""
+        unread = self._unread
+        if self.ready:
+            unread.update(self.ready)  # what another thread has left behind
+        if unread:
             timeout_s = 0
-        timeout = timeout_s if _HAS_EPOLL or timeout_s is None else timeout_s * 1000
-        self._ready = [descriptor for descriptor, _ in self._poll.poll(timeout)]
-        if self._unread:
-            self._ready.extend(self._unread.difference(self._ready))
-            self._unread.clear()
+        elif timeout_s is not None and not _HAS_EPOLL:
+            timeout_s *= 1000
+        self.ready = ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s)]
+        self._again = -1
+        if unread:
+            ready.extend(unread.difference(ready))
+            unread.clear()
 
-    def take(self, descriptor: int) -> bool:
-        """Whether it is to be handled in this turn; the caller has done it then."""
-        if descriptor not in self._ready:
-            return False
-        self._ready.remove(descriptor)
-        return True
+    def handle(self) -> None:
+        """Call the next handler of this turn.
 
-    def handle(self) -> Handler | None:
-        """Call the next handler of this turn.  Returns it, None when all were called."""
-        while self._ready:
-            descriptor = self._ready.pop()
-            handler = self._handlers.get(descriptor)  # None: it has been closed since
-            if handler is not None:
-                if handler():
-                    self._unread.add(descriptor)
-                return handler
-        return None
+        One that may have more to read is called a second time in the same turn, next: mostly it finds nothing, and
+        another turn would ask the system for that.
+        """
+        descriptor = self.ready.pop()
+        handler = self._handlers.get(descriptor)  # None: it has been closed since
+        if handler is not None and handler():
+            if descriptor == self._again:
+                self._unread.add(descriptor)
+            else:
+                self._again = descriptor
+                self.ready.append(descriptor)
 
     def close(self) -> None:
         if _HAS_EPOLL:

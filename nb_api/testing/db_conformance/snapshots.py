@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from nb_api import config
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import ObjectExists, ObjectNotFound
 from nb_api.testing.db_conformance.base import DbConformanceBase, apply_all
@@ -107,7 +108,7 @@ class SnapshotConformance(DbConformanceBase):
         assert found == {name for name, held in state.items() if name[0] == "table-1" and held.topic == "t/3"}
 
     def test_what_is_written_while_it_is_read_is_not_in_it(self, db: DbApi) -> None:
-        count = 2 * int(db.conf.db.snapshot_portion) + 10
+        count = 2 * config.SNAPSHOT_PORTION + 10
         apply_all(db, (Write("create", "t", f"k{i}", 0, "t") for i in range(count)))
         before = stored(db)
         with db.snapshot() as snapshot:

@@ -80,9 +80,9 @@ class StreamOrder:
             self._discard(stream, header, first, now)
         elif after >= stream.next or stream.state is InStreamState.RESYNCING:
             is_new = self._park(stream, frame, header, now)
-            self._counters.repaired += count if is_repair and is_new else 0
+            self._counters.repair.repaired += count if is_repair and is_new else 0
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
-            self._counters.unparked += count
+            self._counters.repair.unparked += count
         else:
             delivery = stream.advance(frame, header)
             if delivery is not None:
@@ -95,9 +95,9 @@ class StreamOrder:
         have it sent once more."""
         count = delivery[1].count
         if not self._takes_repeats or self._resync.is_blocked:
-            self._counters.duplicates += count
+            self._counters.intake.duplicates += count
             return
-        self._counters.repeats += count
+        self._counters.intake.repeats += count
         self._counters.delivered += count
         self._room.pass_on(delivery)
 
@@ -130,9 +130,9 @@ class StreamOrder:
         """Something arrived in order on a stream that has parked frames or a hole."""
         self._deliver_ready(stream, now)
         if stream.state is InStreamState.WAITING and not stream.has_hole:
-            self._counters.closed_by_waiting += 1
+            self._counters.repair.closed_by_waiting += 1
         elif stream.state is InStreamState.REPAIRING and stream.next > stream.asked:
-            self._counters.closed_by_repair += 1
+            self._counters.repair.closed_by_repair += 1
         else:
             return
         stream.move(StreamCause.CLOSED)
@@ -152,21 +152,23 @@ class StreamOrder:
         frame, header, already = delivery
         counters = self._counters
         if already and self._takes_repeats:
-            counters.repeats += already
+            counters.intake.repeats += already
             already = 0
             delivery = (frame, header, 0)
         fresh = header.count - already
-        counters.duplicates += already
+        if already:
+            counters.intake.duplicates += already
         if is_repair:
             # What is still missing behind it has all its attempts before it.
             stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
-            counters.repaired += fresh
+            counters.repair.repaired += fresh
             self._event_bytes = len(frame) / header.count
         if self._resync.is_blocked and not self._room.hold(delivery):
             self._discard(stream, header, header.first + already, now)
             return
         counters.delivered += fresh
-        counters.skipped += header.first - 1 - header.after
+        if header.after != header.first - 1:
+            counters.repair.skipped += header.first - 1 - header.after
         if self._resync.is_blocked:
             return
         room = self._room  # `pass_on` is written out: this is done for every frame
@@ -201,7 +203,7 @@ class StreamOrder:
     # -- holes
 
     def open_hole(self, stream: InStream, now: float) -> None:
-        self._counters.gaps += 1
+        self._counters.repair.gaps += 1
         stream.move(StreamCause.HOLE)
         stream.attempts = 0
         self._roster.set_timer(stream, now + self._settings.message_delay_window_s)
@@ -227,7 +229,7 @@ class StreamOrder:
             stream.move(StreamCause.QUERY)
             self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
-        self._counters.queries += self._questions.repair(streams, now, self._events_wanted())
+        self._counters.repair.queries += self._questions.repair(streams, now, self._events_wanted())
 
     def _events_wanted(self) -> int:
         """For how many numbers from the next one on there is room, in the consumer's queue and here.
@@ -294,10 +296,10 @@ class StreamOrder:
             return False
         if stream.attempts >= self._settings.repair_attempts_max:
             return True
-        self._counters.contradictions += not stream.attempts
+        self._counters.peers.contradictions += not stream.attempts
         stream.deadline = now + self._questions.patience(stream.attempts)
         stream.attempts += 1
-        self._counters.queries += self._questions.doubt(stream, now)
+        self._counters.repair.queries += self._questions.doubt(stream, now)
         return False
 
     def _is_ahead(self, stream: InStream, now: float) -> bool:
@@ -333,7 +335,7 @@ class StreamOrder:
     def start_again(self, stream: InStream, number: int, head: int, stamp: int, now: float) -> None:
         """A publisher contradicts what was heard of a stream.  Nobody knows which is true: tell it, and begin anew."""
         is_counted = stream.state is _LIVE and stream.attempts > 0  # when it was doubted
-        self._counters.contradictions += not is_counted
+        self._counters.peers.contradictions += not is_counted
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
         self._counters.discarded += events

@@ -42,7 +42,7 @@ class ProcessPauses:
             if now - due <= self._catch_up_time_s:
                 return False
             self.put_off_until = now + self._catch_up_time_s
-            self._counters.put_off += 1
+            self._counters.intake.put_off += 1
         if now < self.put_off_until:
             return True
         self.put_off_until = None

@@ -321,7 +321,7 @@ class SubscriberQuestions:
         oldest = next(others, None)
         if oldest is not None:
             del self._open[oldest]
-            self._counters.questions_evicted += 1
+            self._counters.repair.questions_evicted += 1
 
     def _forget(self, purpose: QuestionPurpose) -> None:
         """None of the questions that it took is open any more."""

@@ -105,7 +105,7 @@ class Roster:
     @property
     def is_full(self) -> bool:
         """There is no room for a further stream."""
-        return self._counters.streams >= self._settings.streams_max
+        return self._counters.peers.streams >= self._settings.streams_max
 
     @property
     def is_crowded(self) -> bool:
@@ -142,7 +142,7 @@ class Roster:
         self._without_streams.pop(publisher.guid, None)
         self._forget_name(publisher)
         self._shared_names.discard(publisher.name)
-        self._counters.publishers_forgotten += 1
+        self._counters.peers.publishers_forgotten += 1
 
     def namesake(self, publisher: InPublisher, predecessor: bytes) -> InPublisher | None:
         """A publisher whose name this one bears, and whose end nobody told: its former life, it seems."""
@@ -159,7 +159,7 @@ class Roster:
         """Another has taken its place, so its silence is no surprise any more."""
         former.is_replaced = former.is_suspect = True
         self._forget_name(former)
-        self._counters.restarts += 1
+        self._counters.peers.restarts += 1
 
     def revive(self, publisher: InPublisher) -> None:
         """It was taken for replaced and says that it lives: so its name is shared by several."""
@@ -169,7 +169,7 @@ class Roster:
 
     def end(self, former: InPublisher) -> None:
         """All the final heads of a publisher are known."""
-        self._counters.restarts += not former.has_ended
+        self._counters.peers.restarts += not former.has_ended
         former.has_ended = True
 
     def note_familiar(self) -> None:
@@ -225,7 +225,7 @@ class Roster:
                 is_unsure |= (publisher.is_suspect and not publisher.has_ended) or has_holes
             elif silent_for > self._settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
                 publisher.is_suspect = True
-                self._counters.silences += not publisher.has_ended
+                self._counters.peers.silences += not publisher.has_ended
                 is_unsure |= not publisher.has_ended
         return is_unsure
 
@@ -241,7 +241,7 @@ class Roster:
         """`due` returns the stream then, unless its deadline has changed meanwhile."""
         stream.deadline = deadline
         self._timer_count += 1
-        if len(self._timers) > 2 * self._counters.streams + _TIMERS_MIN:
+        if len(self._timers) > 2 * self._counters.peers.streams + _TIMERS_MIN:
             # Every part of a long answer puts off what waits for it: what was put off must not pile up.
             kept = {id(timer[2]): timer for timer in self._timers if _is_valid(timer)}
             self._timers = list(kept.values())
@@ -270,7 +270,7 @@ class Roster:
             self._evict_stream(publisher)
         stream = publisher.streams[topic] = InStream(publisher.guid, topic, number, is_anchored=is_anchored)
         self._without_streams.pop(publisher.guid, None)
-        self._counters.streams += 1
+        self._counters.peers.streams += 1
         return stream
 
     def _evict_stream(self, newcomer: InPublisher) -> None:
@@ -278,7 +278,7 @@ class Roster:
         owner = max((*self.publishers.values(), newcomer), key=lambda publisher: len(publisher.streams))
         self.forget_stream(owner, next(iter(owner.streams)))
         owner.has_evicted = True
-        self._counters.streams_evicted += 1
+        self._counters.peers.streams_evicted += 1
 
     def forget_stream(self, publisher: InPublisher, topic: str) -> None:
         stream = publisher.streams.pop(topic)
@@ -286,7 +286,7 @@ class Roster:
             self._without_streams[publisher.guid] = publisher
         stream.deadline = -1.0
         self.parked_bytes -= stream.drop_parked()[0]
-        self._counters.streams -= 1
+        self._counters.peers.streams -= 1
 
     def forget_unselected(self, filters: FilterSet) -> None:
         for publisher in self.publishers.values():
@@ -301,7 +301,7 @@ class Roster:
         """Let go what the stream needs last: somewhat more than must go, so that this is not done for every frame."""
         freed, events = stream.drop_tail(self.parked_bytes - self._settings.pending_bytes_max * 7 // 8)
         self.parked_bytes -= freed
-        self._counters.unparked += events
+        self._counters.repair.unparked += events
 
     def has(self, guid: bytes, topic: str) -> bool:
         """Whether the stream is known."""

@@ -66,6 +66,7 @@ class SubscriberCore:
     ) -> None:
         """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
         self.settings = settings
+        self._frame_key, self._frame_bytes_max = settings.frame.key, settings.frame.bytes_max
         self.filters = FilterSet(filters)
         self.counters = SubscriberCounters()
         self._resync = ResyncScheduler(
@@ -166,16 +167,19 @@ class SubscriberCore:
         room = self.room
         if room.out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
             return None
-        frame_settings = self.settings.frame
+        key, bytes_max = self._frame_key, self._frame_bytes_max
         try:
-            header = frames.unpack(frame, bytes_max=frame_settings.bytes_max, key=frame_settings.key)
-            kind, _, guid, first, after, count, timestamp, topic, at, _ = header
-            if kind == _DATA and (count != 1 or frame[at : at + 5] != frames.ONE_EVENT):
+            header = None if key else frames.unpack_lone(frame, bytes_max)
+            if header is None:
+                header = frames.unpack(frame, bytes_max=bytes_max, key=key)
+                if header.kind != _DATA:
+                    return None
                 frames.check_count(frame, header)
         except FrameError:
             return None
+        _, _, guid, first, after, count, timestamp, topic, _, _ = header
         publisher = self.publishers.get(guid)
-        if kind != _DATA or publisher is None or publisher.is_suspect:
+        if publisher is None or publisher.is_suspect:
             return None
         stream = publisher.streams.get(topic)
         bytes_left = room.bytes_left - len(frame)
@@ -191,7 +195,8 @@ class SubscriberCore:
         counters = self.counters
         counters.frames += 1
         counters.delivered += count
-        counters.skipped += first - 1 - after
+        if after != first - 1:
+            counters.repair.skipped += first - 1 - after
         return frame, header, 0
 
     def poll(self, now: float) -> None:
@@ -277,7 +282,7 @@ class SubscriberCore:
         """Ask caches for ranges that were given up, those of streams that are known.  What comes is a repeat."""
         wants = [Want(bytes.fromhex(one.guid), one.topic, one.first, one.last) for one in lost]
         known = [one for one in wants if self._roster.has(one.guid, one.topic)]
-        self.counters.queries += self._questions.ranges(known, now)
+        self.counters.repair.queries += self._questions.ranges(known, now)
 
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
@@ -308,14 +313,14 @@ class SubscriberCore:
         publisher = self._starts.heard(guid, now) if not is_repair else self._starts.publisher(guid, now)
         stream = publisher.streams.get(topic) or self._starts.open_stream(publisher, topic, after, now)
         if stream is None:
-            self.counters.unwanted += 1
+            self.counters.intake.unwanted += 1
         else:
             self._order.accept(stream, frame, header, now, is_repair=is_repair)
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         hello = messages.decode(messages.Hello, frame, header)
         publisher = self._starts.heard(header.guid, now)
-        self.counters.hellos += 1
+        self.counters.intake.hellos += 1
         self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         if header.topic != CONTROL_TOPIC:
             self._starts.note_head(publisher, header.topic, header.after, header.timestamp, now)
@@ -356,10 +361,10 @@ class SubscriberCore:
 
     def _on_reply(self, frame: bytes, header: Header, now: float) -> None:
         reply = messages.decode(messages.Reply, frame, header)
-        self.counters.replies += 1
+        self.counters.repair.replies += 1
         purpose = self._questions.purpose(reply.id)
         if purpose is None:
-            self.counters.late_replies += 1
+            self.counters.repair.late_replies += 1
             return
         scope = purpose.questions[reply.id].scope
         if header.topic != scope or not all(covers(scope, topic) for _, topic, _ in reply.heads):
@@ -434,7 +439,7 @@ class SubscriberCore:
         self._roster.note_familiar()
         self._is_reconnect_unproven = False
         if is_verified:
-            self.counters.verified_reconnects += 1
+            self.counters.peers.verified_reconnects += 1
         else:
             self._resync.request(join.reason, join.filters, now)
 

@@ -10,7 +10,7 @@ Two kinds of HELLO close that:
 
 * a **stream hello** on the stream's own topic states the head.  The first one goes out when the stream has been idle
   for ``max_idle_time``: it is what makes the loss of a last event visible, and there is at most one per burst of data.
-  It is repeated at doubling intervals up to ``idle_time_limit``; all repeats together are held below
+  It is repeated at doubling intervals up to ``idle_time_limit_s``; all repeats together are held below
   ``hello_rate_max`` frames a second, however many streams are idle.
 * a **publisher hello** on the control topic says every ``max_idle_time`` that the publisher lives.
 

@@ -172,7 +172,7 @@ class Oracle:
     def _check_order(self, subscriber: SimSubscriber, view: View, key: StreamKey, first: int) -> None:
         last = view.last.get(key)
         if last is not None and first <= last:
-            if subscriber.core.counters.streams_evicted and view.covered.get(key, 0) >= last:
+            if subscriber.core.counters.peers.streams_evicted and view.covered.get(key, 0) >= last:
                 return  # It had to forget what it knew, and said so.
             raise Violation(f"{subscriber.name} got {key[1]} {first} after {last} of {key[0].hex()[:8]}")
         if not view.is_in_force(key[1]):
@@ -235,15 +235,15 @@ class Oracle:
             raise Violation(f"{subscriber.name} has {core.parked_bytes} bytes parked")
         if subscriber.queue_bytes > max(0, self.profile.queue_bytes_max) + FRAME_BYTES_MAX:
             raise Violation(f"{subscriber.name} has {subscriber.queue_bytes} bytes in its queue")
-        if core.counters.streams > core.settings.streams_max:
-            raise Violation(f"{subscriber.name} keeps {core.counters.streams} streams")
-        if core.counters.publishers_forgotten != self.views[subscriber].forgotten:
+        if core.counters.peers.streams > core.settings.streams_max:
+            raise Violation(f"{subscriber.name} keeps {core.counters.peers.streams} streams")
+        if core.counters.peers.publishers_forgotten != self.views[subscriber].forgotten:
             self._forget(subscriber)
 
     def _forget(self, subscriber: SimSubscriber) -> None:
         """The subscriber forgot publishers that were silent for long: it owes what they published until now."""
         view = self.views[subscriber]
-        view.forgotten = subscriber.core.counters.publishers_forgotten
+        view.forgotten = subscriber.core.counters.peers.publishers_forgotten
         gone = view.reached - subscriber.core.publishers.keys()
         view.reached -= gone
         for key, stream in self.streams.items():

@@ -54,8 +54,8 @@ def check_traffic(oracle: Oracle, network: Network) -> None:
     for subscriber in network.subscribers:
         counters = subscriber.core.counters
         # History may cut a frame in two; the half that was not asked for counts as repeated.
-        repeated = 0 if subscriber.has_history else counters.duplicates
-        if counters.gaps or counters.queries or counters.lost or repeated or counters.bad_frames:
+        repeated = 0 if subscriber.has_history else counters.intake.duplicates
+        if counters.repair.gaps or counters.repair.queries or counters.lost or repeated or counters.bad_frames:
             raise Violation(f"{subscriber.name} saw faults where there were none: {counters}")
 
 
@@ -71,7 +71,7 @@ def _check_idle(subscriber: SimSubscriber) -> None:
     """Nothing waits.  Who has no room for all streams never rests."""
     for stream in _streams(subscriber):
         is_idle = stream.state is InStreamState.LIVE and not stream.has_hole and not stream.parked
-        if not is_idle and not subscriber.core.counters.streams_evicted:
+        if not is_idle and not subscriber.core.counters.peers.streams_evicted:
             raise Violation(
                 f"{subscriber.name}: {stream.topic} of {stream.guid.hex()[:8]} is still {stream.state.value}, "
                 f"next {stream.next}, head {stream.head}, {len(stream.parked)} parked"
@@ -86,8 +86,8 @@ def _check_counts(subscriber: SimSubscriber) -> None:
     parked = sum(len(frame) for stream in streams for frame, _ in stream.parked.values())
     if core.parked_bytes != parked:
         raise Violation(f"{subscriber.name} counts {core.parked_bytes} parked bytes and has {parked}")
-    if core.counters.streams != len(streams):
-        raise Violation(f"{subscriber.name} counts {core.counters.streams} streams and has {len(streams)}")
+    if core.counters.peers.streams != len(streams):
+        raise Violation(f"{subscriber.name} counts {core.counters.peers.streams} streams and has {len(streams)}")
 
 
 def _streams(subscriber: SimSubscriber) -> list[InStream]:

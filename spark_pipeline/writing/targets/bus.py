@@ -25,7 +25,7 @@ class BusTarget(Target):
 
     The ledger is a file next to the staged ones.  Each batch has a publisher of its own, whose GUID and numbers are
     the same when the batch comes again, so subscribers that received it drop it; they know a publisher that is gone for
-    ``[pubsub] publisher_forget_time``.
+    five minutes, unless ``[pubsub] max_idle_time`` is changed.
 
     Where publishers own their address, subscribers would have to find each batch's publisher before it ends, and most
     do not.  So those drivers are refused.

@@ -148,7 +148,7 @@ class TestEndpoints:
     @staticmethod
     def meet_frozen_member(cluster: EtcdCluster, url: str, key: str) -> str:
         """The key of a write whose answer did not come, nothing when another member was used already."""
-        with opened_hastily(url, operation_timeout=2.0, connect_timeout=2.0, **FILES) as db:
+        with opened_hastily(url, operation_timeout=2.0, **FILES) as db:
             made(db, f"{key}-before")  # the connection stands
             cluster.members[0].freeze()
             try:

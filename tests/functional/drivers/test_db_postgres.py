@@ -220,11 +220,14 @@ class TestConnections:
             with pytest.raises(Closed):
                 list(objects)
 
-    def test_a_snapshot_left_standing_is_ended_by_the_server(self, url: str, db: DbApi, client: Client) -> None:
+    def test_a_snapshot_left_standing_is_ended_by_the_server(
+        self, url: str, db: DbApi, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nb_api.config.SNAPSHOT_IDLE_TIMEOUT_S", 0.2)
         open_ones = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
         for i in range(3):
             db.create("t", f"k{i}", i, topic="t")
-        with opened(url, snapshot_portion=1, snapshot_idle_timeout=0.2) as hasty:
+        with opened(url, snapshot_portion=1) as hasty:
 
             def dawdle() -> None:
                 objects = iter(hasty.snapshot())
@@ -348,7 +351,8 @@ class TestFewConnections:
             wait_until(lambda: db.release_idle() or number(client, query) == 0, WAIT_S, "all of them to be closed")  # type: ignore[func-returns-value]
             assert db.get("t", "k").value == 1
 
-    def test_a_server_that_is_full_is_asked_again(self) -> None:
+    def test_a_server_that_is_full_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("nb_api.config.CONNECT_TIMEOUT_S", WAIT_S)
         with (
             PostgresServer(max_connections="5", superuser_reserved_connections="0") as server,
             ThreadPoolExecutor(1) as pool,
@@ -366,7 +370,7 @@ class TestFewConnections:
             def is_told() -> bool:
                 """Unless the server takes so long to say it that it counts as absent."""
                 with pytest.raises(DbUnavailable) as raised:
-                    held.enter_context(opened(server.url(), connect_timeout=0.2))
+                    held.enter_context(opened(server.url(), operation_timeout=0.2))
                 return any(words in str(raised.value) for words in ("too many", "slots"))
 
             for _ in range(5):
@@ -374,7 +378,7 @@ class TestFewConnections:
             wait_until(is_told, WAIT_S, "the server to say that it is full")
 
             def write() -> int:
-                with opened(server.url(), connect_timeout=WAIT_S) as db:
+                with opened(server.url(), operation_timeout=WAIT_S) as db:
                     return db.create("t", "k", 1, topic="t")
 
             writing = pool.submit(write)

@@ -30,6 +30,7 @@ from nb_api.testing.replay import state_of, stored
 from pubsub_api.config import new_conf
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.testing.conformance.forks import in_forked_child
+from tests.helpers.db_faults import opened as opened_with
 from tests.helpers.waiting import wait_until
 
 WAIT_S = 60.0
@@ -241,7 +242,7 @@ class TestLocks:
 class TestSnapshots:
     def test_one_that_is_open_too_long_is_ended(self, path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("heliograph_drivers.db.sqlite.SNAPSHOT_TIME_MAX_S", 0.1)
-        with contextlib.closing(open_with(path, snapshot_portion=1)) as db:
+        with opened_with(f"sqlite://{path}", snapshot_portion=1) as db:
             for number in range(3):
                 db.create("t", f"k{number}", 1, topic="t")
             opened = time.monotonic()
@@ -251,7 +252,7 @@ class TestSnapshots:
                     list(snapshot)
 
     def test_one_that_is_closed_does_not_end_as_if_it_were_complete(self, path: pathlib.Path) -> None:
-        with contextlib.closing(open_with(path, snapshot_portion=1)) as db:
+        with opened_with(f"sqlite://{path}", snapshot_portion=1) as db:
             for number in range(3):
                 db.create("t", f"k{number}", 1, topic="t")
             snapshot = db.snapshot()
@@ -284,7 +285,7 @@ class TestForks:
         assert len(state_of(snapshot)) == 5
 
     def test_a_snapshot_that_was_begun_goes_on_in_both_processes(self, path: pathlib.Path) -> None:
-        with contextlib.closing(open_with(path, snapshot_portion=2, synchronous="normal")) as db:
+        with opened_with(f"sqlite://{path}", snapshot_portion=2, synchronous="normal") as db:
             for number in range(10):
                 db.create("t", f"k{number}", number, topic="t")
             before = stored(db)

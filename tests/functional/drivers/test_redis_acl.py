@@ -239,7 +239,7 @@ def test_after_a_permission_is_given_nothing_looks_lost(open_bus: Callable[..., 
     publisher.send_event(event("tenant-9/port", 1001))
     wait_until(lambda: consumer.versions == [1000, 1001], WAIT_S, "both events")
     assert len(consumer.resyncs) == 1
-    assert subscriber.statistics().gaps == 0
+    assert subscriber.statistics().repair.gaps == 0
 
 
 def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) -> None:

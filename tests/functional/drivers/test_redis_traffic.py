@@ -262,8 +262,8 @@ class TestConfiguration:
             build(url)
 
     def test_options_of_a_url_are_typed(self) -> None:
-        conf = loading.conf_from_url("redis://host?operation_timeout=2&tls_check_hostname=false")
-        assert (conf.redis.operation_timeout, conf.redis.tls_check_hostname) == (2.0, False)
+        conf = loading.conf_from_url("redis://host?operation_timeout=2&note_arrivals=true")
+        assert (conf.redis.operation_timeout, conf.redis.note_arrivals) == (2.0, True)
 
     @pytest.mark.parametrize(
         "address", ["redis://user:hunter2@host:1/0", "zmq://host:1", "redis://host:99999", "redis://h/x"]

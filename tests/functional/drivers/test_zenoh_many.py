@@ -29,7 +29,7 @@ def test_ten_thousand_exact_filters(consumer: Consumer) -> None:
     wait_until(lambda: len(consumer.events) == len(TOPICS), WAIT_S, "all events")
     assert [item.topic for item in consumer.events] == TOPICS
     statistics = subscriber.statistics()
-    assert (statistics.gaps, statistics.unwanted) == (0, 1)
+    assert (statistics.repair.gaps, statistics.intake.unwanted) == (0, 1)
     bus.close()
 
 

@@ -19,8 +19,14 @@ from tests.helpers.zmq_tools import SYNC, URL, RawPeer, RawSockets, driver_at, o
 WAIT_S = 60.0
 SHARE = 65_536
 FLOOD_BYTES = 8 * SHARE
-SMALL = f"{URL}?peer_bytes_max={SHARE}&peers_bytes_max={4 * SHARE}"
+SMALL = f"{URL}?peers_bytes_max={4 * SHARE}"
 SUBSCRIBE = b"\x01"
+
+
+@pytest.fixture(autouse=True)
+def four_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One peer may cost a fourth of what all may."""
+    monkeypatch.setattr("heliograph_drivers.pubsub.zmq.options.PEERS_PER_BOUND", 4)
 
 
 @pytest.fixture

@@ -107,7 +107,6 @@ def test_who_reached_only_the_one_behind_is_told_when_it_has_reconciled(
     # A publisher is not missed for so long that the reader looks once more by itself.
     conf = durability_conf(URL, no_service_time=3.0)
     conf.set_override("missed_hellos_max", 1000, group="pubsub")
-    conf.set_override("publisher_forget_time", 3600.0, group="pubsub")
     with pubsub_api.open(conf=conf) as session:
         reader = session.subscriber(
             ["orders/#"],

@@ -18,13 +18,13 @@ CALM = {
     "expiry_time": 20.0,
     "initial_discovery_period": 30.0,
     "expected_peers": SERVICES - 1,
-    "combine_period_initial": 10.0,
 }
 """Twenty services in one process are slow to answer: discovery ends when all have, and the wait for requests, too."""
 
 
 @pytest.fixture
 def crowd(bus: Bus, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Domain]:
+    monkeypatch.setattr(config, "COMBINE_INITIAL_S", 10.0)
     monkeypatch.setattr(config, "ALIGN_TIMEOUT_S", 20.0)
     monkeypatch.setattr(config, "RECONCILE_INTERVAL_S", 60.0)
     if bus.driver not in ("zmq", "zenoh", "redis"):

@@ -97,7 +97,7 @@ class Site:
             return write_checkpoint(self.seeder, client, self.nb.db, services=self.services, timeout_s=WAIT_S)
 
     def conf(self, **options: Any) -> Any:
-        conf = nb_conf(self.writer_bus, cache={"resync_source": "durability", "source_timeout": WAIT_S, **options})
+        conf = nb_conf(self.writer_bus, cache={"resync_source": "durability", **options})
         durability_config.register(conf)
         conf.set_override("fellows", self.services or [], group=durability_config.GROUP)
         conf.set_override("no_service_time", WAIT_S, group=durability_config.GROUP)
@@ -132,6 +132,11 @@ def db_server(tmp_path: pathlib.Path) -> Iterator[RedisServer]:
     config = {"appendonly": "yes", "appendfsync": "always", "unixsocket": str(tmp_path / "db.sock")}
     with RedisServer(config=config) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def patient_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durability_service.clients.resync_source.SOURCE_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture(params=["zmq", "redis"])
@@ -218,7 +223,7 @@ def test_an_older_version_that_was_published_later_is_not_believed(small_site: S
 
 
 def test_history_that_was_deleted_is_missed(small_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nb_api.cache.sync.SOURCE_REPAIRS_MAX", 5)
+    monkeypatch.setattr("nb_api.cache.reading.sync.SOURCE_REPAIRS_MAX", 5)
     site = small_site
     site.fill()
     site.checkpoint()
@@ -254,7 +259,9 @@ def test_a_checkpoint_so_old_that_the_changes_after_it_are_gone_is_not_used(smal
     assert cache.statistics().syncs.snapshots == 1
 
 
-def test_a_service_killed_in_the_middle_of_a_load_costs_time_and_nothing_else(site: Site) -> None:
+def test_a_service_killed_in_the_middle_of_a_load_costs_time_and_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.fill(60, value="x" * 30_000)
     site.checkpoint()
 
@@ -277,7 +284,8 @@ def test_a_service_killed_in_the_middle_of_a_load_costs_time_and_nothing_else(si
             snapshot.read = read_and_kill  # type: ignore[method-assign]
             return snapshot
 
-    nb = site.open(source_timeout=8.0)
+    monkeypatch.setattr("durability_service.clients.resync_source.SOURCE_TIMEOUT_S", 8.0)
+    nb = site.open()
     cache = site.cache(nb, resync_source=Killing(nb.conf, nb.session))
     site.wait_equal(cache)
     syncs = cache.statistics().syncs

@@ -34,7 +34,7 @@ TOPICS = [f"t/{number}" for number in range(5)]
 
 @pytest.fixture(params=["sqlite", "redis", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    options = f"shards=2&segment_events=400&compact_topics=state&segment_directory={tmp_path}/segments"
+    options = f"shards=2&seal_events=80&compact_topics=state&segment_directory={tmp_path}/segments"
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/log.db?{options}"
     if request.param == "postgres":

@@ -403,7 +403,8 @@ def test_what_is_too_much_is_dropped_though_nothing_can_be_sealed(
 def test_a_clock_that_was_far_ahead_for_a_moment_stops_no_retention(
     open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_sealed: bool
 ) -> None:
-    log, source = open_log(retention_age=1800, seal_age=60, segment_events=30), Source()
+    monkeypatch.setattr("durable_log.config.SEGMENT_SEALS", 1)
+    log, source = open_log(retention_age=1800, seal_age=60, seal_events=30), Source()
     log.append([source.frame(TOPIC, 10)])
     with monkeypatch.context() as patched:
         right = time.time_ns

@@ -96,8 +96,11 @@ def test_two_recorders_store_each_event_once(bus: Bus, log: LogApi, log_url: str
     assert versions(log) == list(range(500))
 
 
-def test_a_frame_that_the_log_refuses_does_not_take_others_with_it(tmp_path: pathlib.Path) -> None:
-    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/small.db?frame_bytes_max=65536")) as log:
+def test_a_frame_that_the_log_refuses_does_not_take_others_with_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("durable_log.config.frame_bytes_max", lambda _conf: 65_536)
+    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/small.db")) as log:
         bus = Bus("memory", f"memory://{tmp_path.name}")
         publisher = bus.session().publisher()
         with Recorder(bus.session(), log, ["#"]) as recorder:
@@ -150,7 +153,6 @@ def test_loss_is_repaired_from_the_log_when_no_memory_holds_it(bus: Bus, log: Lo
     faults = Faults(seed=1)
     lossy = bus.session(
         wrap_driver=lambda driver: FaultyPubSub(driver, faults), repair_attempts_max=12, missed_hellos_max=1000,
-        publisher_forget_time=600.0,  # nothing hears the publisher for as long as this machine needs to seal
     )  # fmt: skip
     with Recorder(bus.session(), log, ["#"], addresses=bus.addresses(publisher)) as recorder:
         recorder.wait_ready(timeout_s=20)

@@ -102,7 +102,7 @@ def test_a_lost_store_is_made_anew_from_the_files(place: tuple[str, Callable[[],
 
 
 def test_an_older_store_gets_what_was_sealed_since(tmp_path: pathlib.Path) -> None:
-    url, source = f"sqlite://{tmp_path}/log.db?shards=1&segment_events=40", Source()
+    url, source = f"sqlite://{tmp_path}/log.db?shards=1&seal_events=8", Source()
     with opened(url) as log:
         log.append([source.frame("t", 10) for _ in range(6)])
         Sealer(log).seal(0, 40)

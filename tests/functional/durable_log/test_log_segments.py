@@ -24,7 +24,7 @@ FRAMES, EVENTS = 60, 2000
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedLog]:
     """A shard of two segments, the larger one of two row groups."""
     directory: pathlib.Path = tmp_path_factory.mktemp("log")
-    with contextlib.closing(durable_log.open(f"sqlite://{directory}/log.db?shards=1&segment_events=100000")) as log:
+    with contextlib.closing(durable_log.open(f"sqlite://{directory}/log.db?shards=1&seal_events=20000")) as log:
         assert isinstance(log, SegmentedLog)
         source = Source()
         log.append([source.frame("t/a" if number % 2 else "t/b", EVENTS) for number in range(FRAMES)])

@@ -131,7 +131,7 @@ def test_a_plain_redis_publisher_is_heard(redis_server: Any, reliable: Consumer)
     subscriber.wait_ready(timeout_s=60)
     with redis.Redis.from_url(redis_server.address) as client:
         expect_foreign(reliable, lambda: client.publish("plain2:tenant-7/plain", b"not a frame"))
-    assert subscriber.statistics().foreign >= 1
+    assert subscriber.statistics().intake.foreign >= 1
     assert subscriber.statistics().bad_frames == {}
     bus.close()
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from nb_api import NbApi
+from nb_api import NbApi, notify_config
 from nb_api.db_api import Change
 from nb_api.writing import direct_way
 from nb_api.writing.after_commit import AfterCommitPublisher
@@ -220,9 +220,12 @@ def test_an_interrupt_while_publishing_stops_nobody_else(nb: NbApi, publications
     assert [change.key for change in nb.db.unpublished()] == ["p1"]
 
 
-@pytest.mark.parametrize("step", ["_has_thread", "_take", "_sent"])
+@pytest.mark.parametrize(
+    ("step", "is_queued"),
+    [("_is_alone", False), ("_begin_sending", False), ("_sent", False), ("_has_thread", True), ("_take", True)],
+)
 def test_an_interrupt_at_any_step_does_not_spoil_a_flush(
-    step: str, nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+    step: str, is_queued: bool, nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nb.put("port", "p0", 1, topic="t")
     nb.flush(timeout_s=WAIT_S)
@@ -235,6 +238,8 @@ def test_an_interrupt_at_any_step_does_not_spoil_a_flush(
         return result
 
     with monkeypatch.context() as patched:
+        if is_queued:
+            patched.setattr(AfterCommitPublisher, "_is_alone", lambda _: False)
         patched.setattr(AfterCommitPublisher, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             nb.put("port", "p1", 1, topic="t")
@@ -261,9 +266,12 @@ def test_many_threads_publish_everything_once(nb: NbApi, publications: Publicati
     assert nb.db.unpublished() == []
 
 
-def test_closing_takes_no_longer_than_publish_timeout_in_all(tmp_path: pathlib.Path) -> None:
+def test_closing_takes_no_longer_than_publish_timeout_in_all(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a publisher service that is frozen, say."""
-    nb = open_nb(sqlite_url(tmp_path), memory_bus(), db=PATIENT_DB | {"publish_timeout": 0.5, "confirm_interval": 0.01})
+    monkeypatch.setattr(notify_config, "PUBLISH_TIMEOUT_S", 0.5)
+    nb = open_nb(sqlite_url(tmp_path), memory_bus(), db=PATIENT_DB)
     publications = Publications(nb)
 
     def time_out() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nb_api import Controller, Deleted, LocalCache, NbApi, Request, RetryPauses
-from nb_api.core.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject
 from nb_api.errors import GiveUp
 from tests.helpers.scripted_cache import ScriptedCache
 from tests.helpers.waiting import WAIT_S, wait_until

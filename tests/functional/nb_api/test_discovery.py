@@ -279,7 +279,7 @@ class TestDelivery:
             publisher.send_events(event(number) for number in range(101, 201))
             wait_until(lambda: consumer.versions[-1:] == [200], WAIT_S, "more events")
             assert consumer.versions == list(range(1, 201))
-            wait_until(lambda: subscriber.statistics().duplicates > 0, WAIT_S, "the second copy to be dropped")
+            wait_until(lambda: subscriber.statistics().intake.duplicates > 0, WAIT_S, "the second copy to be dropped")
 
 
 def has_registered(registration: Registration, count: int) -> bool:

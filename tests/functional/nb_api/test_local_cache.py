@@ -356,10 +356,13 @@ def test_changes_that_are_compacted_away_lead_to_a_snapshot(world: World) -> Non
     assert cache.statistics().syncs.snapshots >= 2
 
 
-def test_a_cache_that_is_far_behind_reads_the_objects_instead(tmp_path: pathlib.Path) -> None:
+def test_a_cache_that_is_far_behind_reads_the_objects_instead(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.cache.reading.sync.DELTA_CHANGES_MAX", 5)
     world = World(memory_bus(), sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), db={"outbox_age": 60.0}))
     try:
-        cache = world.cache(options={"delta_changes_max": 5})
+        cache = world.cache()
         for number in range(20):
             world.nb.create("port", f"p{number}", number, topic="t")
         cache.need_delta("test")
@@ -376,7 +379,7 @@ def test_a_database_that_is_away_is_waited_for(source: str) -> None:
     """The resync is deferred, again and again, and not dropped."""
     with RedisServer() as server:
         bus = memory_bus() if source == "bus" else None
-        times = {"operation_timeout": 0.5, "connect_timeout": 0.5}
+        times = {"operation_timeout": 0.5}
         world = World(bus, server.address, open_nb(server.address, bus), times)
         try:
             cache = world.cache()

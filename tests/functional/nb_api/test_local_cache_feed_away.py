@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from nb_api import LocalCache, NbApi, Resynced, notify_config
-from nb_api.cache.change_source import NO_FEED
+from nb_api.cache.reading.change_source import NO_FEED
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import WaitTimeout
 from tests.helpers.followed import wait_equal, write

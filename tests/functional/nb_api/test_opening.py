@@ -92,19 +92,19 @@ def test_a_url_is_a_string(arguments: dict[str, Any]) -> None:
 def test_the_environment_names_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "etc.conf").write_text(f"[db]\nurl = {sqlite_url(tmp_path, 'host')}\n")
     assert place(NbApi.open()).endswith("/host.db")
-    (tmp_path / "own.conf").write_text(f"[db]\nurl = {sqlite_url(tmp_path, 'own')}\nsnapshot_portion = 7\n")
+    (tmp_path / "own.conf").write_text(f"[db]\nurl = {sqlite_url(tmp_path, 'own')}\nchanges_kept = 7\n")
     monkeypatch.setenv(opening.CONFIG, str(tmp_path / "own.conf"))
     assert place(NbApi.open()).endswith("/own.db")
     monkeypatch.setenv(opening.DB, sqlite_url(tmp_path, "variable"))
     monkeypatch.setenv(opening.BUS, memory_bus())
     nb = NbApi.open()
     assert nb.session is not None
-    assert nb.conf.db.snapshot_portion == 7
+    assert nb.conf.db.changes_kept == 7
     assert place(nb).endswith("/variable.db")
     assert place(NbApi.open(sqlite_url(tmp_path, "mine"))).endswith("/mine.db")
     with NbApi.open(sqlite_url(tmp_path, "mine")) as nb:
         assert nb.session is None  # what the program gives counts, and nothing around it
-        assert nb.conf.db.snapshot_portion != 7
+        assert nb.conf.db.changes_kept != 7
 
 
 def test_a_variable_of_oslo_config_names_it_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,12 +311,15 @@ def test_a_snapshot_so_old_that_the_changes_after_it_are_gone_is_not_used(world:
     assert (syncs.snapshots, syncs.from_source, syncs.source_failures) == (1, 0, 1)
 
 
-def test_a_snapshot_with_too_many_changes_after_it_is_not_used(sqlite_world: World) -> None:
+def test_a_snapshot_with_too_many_changes_after_it_is_not_used(
+    sqlite_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.cache.reading.sync.DELTA_CHANGES_MAX", 2)
     world = sqlite_world
     world.fill()
     complete(world.folder, world.nb.db)
     world.change()
-    cache = world.cache(options={"delta_changes_max": 2})
+    cache = world.cache()
     world.wait_equal(cache)
     syncs = cache.statistics().syncs
     assert (syncs.snapshots, syncs.from_source, syncs.source_failures) == (1, 0, 1)

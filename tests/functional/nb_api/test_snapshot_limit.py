@@ -67,7 +67,7 @@ def test_no_more_readers_than_slots(nb: NbApi) -> None:
 
 def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathlib.Path) -> None:
     """All of them need a snapshot at the same moment: two read at a time, the others wait, nobody is forgotten."""
-    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "slot_lease": 15.0, "verify_interval": 0.0}
+    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "verify_interval": 0.0}
     with contextlib.ExitStack() as stack:
         nb = stack.enter_context(open_nb(sqlite_url(tmp_path), cache=settings))
         for number in range(50):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nb_api import CacheChange, LocalCache, NbApi, Updated, Verification
-from nb_api.core.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject
 from nb_api.db_api import Change
 from nb_api.errors import CopyUnsettled
 from nb_api.loading import open_db

@@ -15,7 +15,7 @@ import pytest
 
 from heliograph import exits
 from heliograph.main import main
-from nb_api import LocalCache, NbApi
+from nb_api import LocalCache, NbApi, notify_config
 from nb_api.coordination import watch_note
 from nb_api.loading import open_db
 from nb_api.writing.publishing import uses_service
@@ -138,10 +138,12 @@ def test_controllers_find_publishers_in_the_directory(tmp_path: pathlib.Path) ->
             wait_until(is_heard, WAIT_S, "a change that came by the bus")
 
 
-def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path) -> None:
+def test_a_service_that_is_away_costs_no_write(
+    bus: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Writers go on; when the service comes, what waited is published, and the outbox is empty."""
-    impatient = {"publish_timeout": 0.2, **PATIENT_DB}
-    with open_nb(sqlite_url(tmp_path), bus, db=impatient, **_socket(tmp_path)) as nb:
+    monkeypatch.setattr(notify_config, "PUBLISH_TIMEOUT_S", 0.2)
+    with open_nb(sqlite_url(tmp_path), bus, db=PATIENT_DB, **_socket(tmp_path)) as nb:
         for number in range(20):
             nb.create("port", f"p{number}", number, topic="t")
         wait_until(lambda: nb.statistics().handover.failures > 0, WAIT_S, "an attempt in vain")
@@ -284,7 +286,9 @@ def test_a_commit_does_not_wait_for_a_service_that_is_away(
     bus: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_config, "WINDOW_EVENTS_MAX", 1)
-    conf = nb_conf(bus, db={"publish_queue_max": 10, "publish_timeout": 3600.0}, **_socket(tmp_path))
+    monkeypatch.setattr(notify_config, "PUBLISH_QUEUE_MAX", 10)
+    monkeypatch.setattr(notify_config, "PUBLISH_TIMEOUT_S", 3600.0)
+    conf = nb_conf(bus, **_socket(tmp_path))
     service_config.register(conf)
     conf.set_override("send_timeout", 3600.0, group=service_config.GROUP)
     nb = NbApi.open(conf=conf, url=sqlite_url(tmp_path))

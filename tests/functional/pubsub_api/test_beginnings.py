@@ -27,7 +27,7 @@ from tests.helpers.servers import RedisServer, free_port
 from tests.helpers.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
-RARELY = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
+RARELY = {"max_idle_time": 60.0}
 PERSISTENT = {"repair_attempts_max": 9}
 """What can be repaired is, also when whoever is asked gets no processor for a while."""
 
@@ -114,7 +114,7 @@ def test_a_join_whose_answers_are_lost_is_asked_again(bus: Bus, consumer: Consum
 def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process_bus: Bus, ending: str) -> None:
     port = free_port()
     url = process_bus.url.replace(":0", f":{port}") if process_bus.is_bind_based else process_bus.url
-    options = {"max_idle_time": 0.5, "idle_time_limit": 2.0}
+    options = {"max_idle_time": 0.5}
     with PublisherNode(url, **options) as former:
         addresses = [former.address] if process_bus.is_bind_based else None
         with SubscriberNode(url, addresses, **options, **PERSISTENT) as subscriber:
@@ -122,8 +122,8 @@ def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process
             wait_until(lambda: subscriber.last(TOPIC) == 10, what="the first life")
             # A successor proves by its age that it is younger than the subscription.  That takes a subscription that
             # is older than its answer is late.
-            heard = subscriber.statistics()["hellos"]
-            wait_until(lambda: subscriber.statistics()["hellos"] >= heard + 8, what="some time to pass")
+            heard = subscriber.statistics()["intake"]["hellos"]
+            wait_until(lambda: subscriber.statistics()["intake"]["hellos"] >= heard + 8, what="some time to pass")
             getattr(former, ending)()
             with PublisherNode(url, **options) as successor:
                 successor.send(TOPIC, range(11, 111))
@@ -154,11 +154,11 @@ def with_forger(
 def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head: int, stamp: int) -> None:
     publisher, subscriber, forger = with_forger(bus, consumer, repair_timeout=0.05, repair_attempts_max=2)
     body = messages.encode(messages.Hello())
-    hellos = subscriber.statistics().hellos
+    hellos = subscriber.statistics().intake.hellos
     forger.send(
         TOPIC, frames.pack(Kind.HELLO, publisher.guid, TOPIC, body, first=head + 1, after=head, timestamp=stamp)
     )
-    wait_until(lambda: subscriber.statistics().hellos > hellos, what="the forged hello")
+    wait_until(lambda: subscriber.statistics().intake.hellos > hellos, what="the forged hello")
     if head < 2**40:
         wait_until(lambda: len(consumer.resyncs) >= 2, what="the resync for what never was")
     for number in range(4, 104):
@@ -169,7 +169,7 @@ def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head:
     if head < 2**40:
         told = lambda: any(pubsub_api.Reason.CONTRADICTION in resync.reasons for resync in consumer.resyncs)  # noqa: E731
         wait_until(told, what="the resync for the contradiction")
-        assert subscriber.statistics().contradictions == 1
+        assert subscriber.statistics().peers.contradictions == 1
     else:
         refused = lambda: subscriber.statistics().bad_frames == {"ImplausibleHead": 1}  # noqa: E731
         wait_until(refused, what="the forged hello to be refused")
@@ -200,7 +200,7 @@ def test_one_event_with_a_wrong_number_silences_no_stream(consumer: Consumer, bu
     send_frames(publisher, range(sent + 1, sent + 101))
     wait_until(lambda: consumer.versions[-1] == sent + 100, what="the last event")
     assert consumer.versions[-100:] == list(range(sent + 1, sent + 101))
-    assert subscriber.statistics().contradictions == 1
+    assert subscriber.statistics().peers.contradictions == 1
     assert any(pubsub_api.Reason.CONTRADICTION in resync.reasons for resync in consumer.resyncs)
 
 
@@ -221,7 +221,7 @@ def test_a_frame_that_states_more_events_than_it_has_takes_no_numbers(consumer: 
 
 # -- links that come back to something shared
 
-SETTLED = {"max_idle_time": 0.5, "idle_time_limit": 2.0, "missed_hellos_max": 12}
+SETTLED = {"max_idle_time": 0.5, "missed_hellos_max": 12}
 """A link that was up for six seconds has heard everybody."""
 
 
@@ -234,8 +234,8 @@ def test_a_lost_connection_to_redis_is_a_resync_only_when_somebody_has_come(
     publisher = bus.session(**SETTLED).publisher()
     subscriber = bus.session(**SETTLED, **PERSISTENT).subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
     wait_joined(subscriber, None)
-    before = subscriber.statistics().hellos
-    wait_until(lambda: subscriber.statistics().hellos >= before + 15, what="everybody to be heard")
+    before = subscriber.statistics().intake.hellos
+    wait_until(lambda: subscriber.statistics().intake.hellos >= before + 15, what="everybody to be heard")
     if has_come:
         bus.session(**SETTLED).publisher(name="another").close()
     with redis.Redis.from_url(redis_server.address) as client:
@@ -245,7 +245,7 @@ def test_a_lost_connection_to_redis_is_a_resync_only_when_somebody_has_come(
     if has_come:
         wait_until(lambda: pubsub_api.Reason.RECONNECTED in reasons(consumer), what="a resync")
     else:
-        wait_until(lambda: subscriber.statistics().verified_reconnects == 1, what="the proof")
+        wait_until(lambda: subscriber.statistics().peers.verified_reconnects == 1, what="the proof")
         wait_until(lambda: consumer.versions == list(range(1, 11)), what="every event")
         assert pubsub_api.Reason.RECONNECTED not in reasons(consumer)
     bus.close()

@@ -56,7 +56,7 @@ def test_the_installed_source_is_used_when_durability_is_asked_for(local: Domain
             assert sorted(one.key for one in seen) == ["k1", "k2"]
             publisher.send_event(event("k1", "live"))
             wait_until(lambda: seen and seen[-1].value == "live", TIMEOUT_S, "the live event")
-            assert subscriber.statistics().historical == 2
+            assert subscriber.statistics().history.events == 2
             assert subscriber.durability_mismatches() == []
         with pytest.raises(Closed):
             subscriber.wait_for_historical_data(0)
@@ -138,7 +138,7 @@ def test_a_callback_that_raises_on_history_is_counted_and_the_rest_is_delivered(
         session.subscriber(["orders/#"], on_event, past=Durability.TRANSIENT) as subscriber,
     ):
         assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
-        assert subscriber.statistics().history_errors == 1
+        assert subscriber.statistics().history.errors == 1
         publisher.send_event(event("k2", 2))
         wait_until(lambda: seen == ["k1", "k2"], TIMEOUT_S, "the live event")
     publisher.close()
@@ -363,7 +363,10 @@ def test_frames_have_no_history(local: Domain) -> None:
         local.session.frames(["a"], on_frames, past=Durability.TRANSIENT)  # type: ignore[arg-type]
 
 
-def test_a_source_that_is_not_installed_is_named(local: Domain) -> None:
-    conf = fast_conf(local.url, history_source="nowhere")
-    with pubsub_api.open(conf=conf) as session, pytest.raises(DriverNotFound, match="no history source .* 'nowhere'"):
+def test_a_source_that_is_not_installed_is_named(local: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pubsub_api.subscribing.history.SOURCE", "nowhere")
+    with (
+        pubsub_api.open(conf=fast_conf(local.url)) as session,
+        pytest.raises(DriverNotFound, match="no history source .* 'nowhere'"),
+    ):
         session.subscriber(["a"], print, past=Durability.TRANSIENT)

@@ -89,10 +89,10 @@ def test_a_callback_that_lasts_stops_nothing_but_itself(bus: Bus) -> None:
     assert watcher.versions == list(range(1, sent + 102))
     assert watcher.overlaps == 0
     statistics = subscriber.statistics()
-    assert (statistics.gaps, statistics.discarded, statistics.lag) == (0, 0, 0)
-    assert statistics.relieved <= 1
+    assert (statistics.repair.gaps, statistics.discarded, statistics.lag) == (0, 0, 0)
+    assert statistics.intake.relieved <= 1
     if watcher.threads[sent] != DISPATCHER:
-        assert statistics.relieved == 1
+        assert statistics.intake.relieved == 1
         assert watcher.threads[-1] == DISPATCHER, "who had to wait once is called by the dispatcher for a while"
 
 
@@ -126,7 +126,7 @@ def test_a_callback_that_lasts_while_no_thread_can_be_started_ends_nothing(
         wait_until(lambda: subscriber.statistics().driver["link_failures"] >= 1, WAIT_S, "the link to be lost")
         wait_until(lambda: subscriber.statistics().links_up == 1, WAIT_S, "the link to be there again")
     subscriber.close()
-    assert subscriber.statistics().relieved == 0
+    assert subscriber.statistics().intake.relieved == 0
 
 
 def test_a_subscriber_can_be_closed_from_its_callback(bus: Bus) -> None:
@@ -154,7 +154,7 @@ def test_closing_waits_for_the_callback_and_ends_every_thread(bus: Bus, is_relie
     publisher.send_event(event(sent + 1))
     assert watcher.stopped.wait(WAIT_S)
     if is_relieved and watcher.is_lent:
-        wait_until(lambda: subscriber.statistics().relieved == 1, WAIT_S, "another thread to go on")
+        wait_until(lambda: subscriber.statistics().intake.relieved == 1, WAIT_S, "another thread to go on")
     closer = threading.Thread(target=subscriber.close)
     closer.start()
     closer.join(0.05)

@@ -20,7 +20,7 @@ from tests.helpers.servers import RedisServer, free_port
 from tests.helpers.waiting import wait_until
 
 TOPIC = "tenant-7/port"
-CALM = {"max_idle_time": 0.5, "idle_time_limit": 2.0}
+CALM = {"max_idle_time": 0.5}
 
 
 def fixed_url(bus: Bus) -> str:

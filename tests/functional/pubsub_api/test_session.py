@@ -44,7 +44,7 @@ def test_events_arrive_in_order_with_every_field(bus: Bus, consumer: Consumer) -
     assert [resync.reason for resync in consumer.resyncs] == [pubsub_api.Reason.INITIAL]
     assert consumer.log[0] == consumer.resyncs[0], "the resync comes before the first event"
     assert subscriber.statistics().received == 2000
-    assert subscriber.statistics().gaps == 0
+    assert subscriber.statistics().repair.gaps == 0
 
 
 def test_a_list_of_events_is_sent_up_to_the_first_bad_one(bus: Bus, consumer: Consumer) -> None:
@@ -69,7 +69,7 @@ def test_a_list_of_events_is_sent_up_to_the_first_bad_one(bus: Bus, consumer: Co
 
 
 def test_a_lossless_run_costs_no_extra_traffic(bus: Bus, consumer: Consumer) -> None:
-    rarely = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
+    rarely = {"max_idle_time": 60.0}
     publisher = bus.session(**rarely).publisher()
     subscriber = bus.session(**rarely).subscriber(["a/#"], consumer.on_event, addresses=bus.addresses(publisher))
     subscriber.wait_ready(timeout_s=20)
@@ -81,7 +81,7 @@ def test_a_lossless_run_costs_no_extra_traffic(bus: Bus, consumer: Consumer) -> 
     assert after.hellos - before.hellos == 0
     assert after.queries - before.queries == 0
     assert received.frames == after.frames - before.frames
-    assert (received.queries, received.duplicates, received.gaps) == (0, 0, 0)
+    assert (received.repair.queries, received.intake.duplicates, received.repair.gaps) == (0, 0, 0)
 
 
 def test_addresses_that_cannot_be_reached_are_counted(bus: Bus, consumer: Consumer) -> None:
@@ -226,7 +226,7 @@ def test_several_publishers_and_subscribers(bus: Bus) -> None:
     for one in consumers:
         subscriber = bus.session().subscriber(["#"], one.on_event, addresses=bus.addresses(*publishers))
         subscriber.wait_ready(timeout_s=20)
-        wait_until(lambda s=subscriber: s.statistics().publishers >= 2, 20, "both publishers")
+        wait_until(lambda s=subscriber: s.statistics().peers.publishers >= 2, 20, "both publishers")
     for number in range(1, 101):
         for offset, publisher in enumerate(publishers):
             publisher.send_event(event(1000 * offset + number, f"from/{offset}"))
@@ -267,7 +267,7 @@ def test_a_late_joiner_starts_at_the_present(bus: Bus, consumer: Consumer) -> No
     subscriber.wait_ready(timeout_s=20)
     publisher.send_event(event(4))
     wait_until(lambda: consumer.versions == [4], 20, "the event after joining")
-    assert subscriber.statistics().gaps == 0
+    assert subscriber.statistics().repair.gaps == 0
 
 
 def test_a_slow_consumer_gets_a_resync_not_silence(bus: Bus) -> None:
@@ -356,7 +356,7 @@ def test_a_bad_event_is_refused_with_the_reason_and_disturbs_nothing(
             publisher.send_event(wrong)
         publisher.send_event(event(2))
         wait_until(lambda: consumer.versions == [1, 2], 20, "the good events")
-        assert subscriber.statistics().gaps == 0
+        assert subscriber.statistics().repair.gaps == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,16 @@ from durable_log import LogApi
 from pubsub_api import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
 from shared_subscriptions import GroupDestroyed, config, groups
-from tests.helpers.group_nodes import CALM_LEASE, HASTY, Member, MemberProcess, Source, disordered, duplicates
+from tests.helpers.group_nodes import (
+    CALM_LEASE,
+    HASTY,
+    HASTY_LEASE,
+    Member,
+    MemberProcess,
+    Source,
+    disordered,
+    duplicates,
+)
 from tests.helpers.servers import RedisServer
 from tests.helpers.servers_db import PostgresServer
 from tests.helpers.waiting import wait_until
@@ -147,7 +156,7 @@ def test_a_log_that_was_emptied_ends_the_members_of_its_groups(
 
 def test_leases_are_those_of_the_declaration_whatever_a_member_is_configured_with(url: str, source: Source) -> None:
     """A member with short times of its own must not take over from a leader that promised long ones."""
-    with Member(url, [SHARED], member_lease=30.0, claim_time=60.0) as leader:
+    with Member(url, [SHARED], member_lease=30.0) as leader:
         leader.subscriber.wait_ready(timeout_s=PATIENCE_S)
         with Member(url, [SHARED], **HASTY) as hasty:
             hasty.subscriber.wait_ready(timeout_s=PATIENCE_S)
@@ -201,7 +210,7 @@ def test_a_second_member_takes_streams_over_without_repeating(url: str, source: 
 
 def test_a_member_that_leaves_hands_over_before_any_lease_ends(url: str, source: Source) -> None:
     """Leases are far longer than this test may take: only a good-bye can be the reason."""
-    long = {"member_lease": 500.0, "claim_time": 1000.0}
+    long = {"member_lease": 500.0}
     with Member(url, [SHARED], **long) as one:
         one.subscriber.wait_ready(timeout_s=PATIENCE_S)
         with Member(url, [SHARED], **long) as two:
@@ -316,7 +325,7 @@ def test_a_member_that_finds_no_leader_asks_again(url: str, source: Source) -> N
     started = time.monotonic()
     with Member(url, [SHARED]) as patient, contextlib.suppress(WaitTimeout):
         patient.subscriber.wait_ready(timeout_s=0.3)
-        assert time.monotonic() - started >= HASTY["claim_time"]  # this thread stood still for that long
+        assert time.monotonic() - started >= HASTY_LEASE.claim_time_s  # this thread stood still for that long
     with Member(url, [SHARED], **HASTY) as member:
         member.subscriber.wait_ready(timeout_s=PATIENCE_S)
         publish_everywhere(source)

@@ -12,8 +12,7 @@ import durable_log
 import pubsub_api
 from durable_log import LogApi
 from pubsub_api.errors import Closed
-from shared_subscriptions import GroupEvent, GroupSubscriber, groups
-from shared_subscriptions.core.settings import LeaseSettings
+from shared_subscriptions import GroupEvent, GroupSubscriber, config, groups
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source, groups_conf
 from tests.helpers.waiting import wait_until
 
@@ -22,9 +21,9 @@ TOPIC = "tenant-7/t"
 PATIENCE_S = 60.0
 HANGS_S = 3.0
 """Who does not answer for so long hangs: longer than a thread waits for a processor, as a rule."""
-LONELY = {**HASTY, "member_lease": 0.3, "claim_time": 0.6}
+LONELY = {**HASTY, "member_lease": 0.3}
 """Of several processes one is there at a time, so that a lease which ends too early gives nothing to another one."""
-LONELY_LEASE = LeaseSettings(LONELY["member_lease"], LONELY["claim_time"])
+LONELY_LEASE = config.lease_settings(groups_conf(**LONELY))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def versions(log: LogApi, prefix: str) -> dict[str, int]:
 
 
 def test_two_hundred_idle_groups_cost_as_many_threads_descriptors_and_writes_as_one(tmp_path: pathlib.Path) -> None:
-    conf = groups_conf(member_lease=5.0, claim_time=10.0)
+    conf = groups_conf(member_lease=5.0)
     with durable_log.open(f"sqlite://{tmp_path}/log.db?shards=2", conf=conf) as log:
         Source(log).publish("tenant-1/t", 5)
         before = counted()

@@ -75,7 +75,7 @@ def test_a_damaged_frame_takes_no_room_away_is_shown_and_is_got_over_when_it_is_
         source.publish(TOPIC, 30)
         wait_until(lambda: member.got() == source.expected() - damaged, PATIENCE_S, "what comes later")
         wait_until(lambda: groups.show(log, "work").streams[0].damaged == [(10, 20)], PATIENCE_S, "it to be shown")
-        assert member.subscriber.statistics().damaged == 1
+        assert member.subscriber.statistics().log.damaged == 1
         assert groups.show(log, "work").lag >= 10
         with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as store, store:
             store.execute("UPDATE frames SET frame = ? WHERE id = ?", (frame, number))

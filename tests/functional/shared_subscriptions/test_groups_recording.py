@@ -114,10 +114,11 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
 
 @pytest.mark.parametrize("bus_url", ["zmq"], indirect=True)
 def test_a_standby_hears_until_somebody_leads_also_when_its_own_lease_has_ended(
-    bus_url: str, log_url: str, log: LogApi
+    bus_url: str, log_url: str, log: LogApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever stands by is a member, too, whose lease ends with its leader, and long before another one leads."""
-    leases = {"member_lease": 1.0, "claim_time": 8.0}
+    monkeypatch.setattr("shared_subscriptions.config.CLAIM_LEASES", 8.0)
+    leases = {"member_lease": 1.0}
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(pubsub_api.open(conf=fast_conf(bus_url)))
         publisher = session.publisher()
@@ -129,7 +130,7 @@ def test_a_standby_hears_until_somebody_leads_also_when_its_own_lease_has_ended(
         send(publisher, 1, 10)
         wait_until(lambda: len(versions(log)) == 10, PATIENCE_S, "the leader to record")
         leader.kill()
-        wait_until(lambda: survivor.statistics().resets, PATIENCE_S, "the lease to end")
+        wait_until(lambda: survivor.statistics().links.resets, PATIENCE_S, "the lease to end")
         ended_at = time.monotonic()
         wait_until(lambda: time.monotonic() - ended_at > 1.0, PATIENCE_S, "looks at who leads")
         send(publisher, 11, 300)
@@ -254,7 +255,7 @@ def test_a_group_passes_over_a_damaged_frame_when_it_is_given_up(
     with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
         connection.execute("UPDATE frames SET skipped = 1 WHERE id = (SELECT max(id) FROM frames)")
     with Member(log_url, [SHARED]) as member:
-        wait_until(lambda: member.subscriber.statistics().log_errors, PATIENCE_S, "the damage to be told")
+        wait_until(lambda: member.subscriber.statistics().log.errors, PATIENCE_S, "the damage to be told")
         wait_until(lambda: len(member.got()) == 20, PATIENCE_S, "what comes before it")
         Sealer(log).seal(shard, 20)
         assert Sealer(log).seal(shard, gives_up=True)[0].rows == 0

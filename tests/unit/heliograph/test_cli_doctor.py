@@ -139,7 +139,7 @@ def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "why"),
     [
         ("[pubsub]\npub_sub_driver = carrier-pigeon\n", "carrier-pigeon"),
-        ("[pubsub]\nidle_time_limit = 1\n", "idle_time_limit"),
+        ("[pubsub]\nhmac_key = short\n", "hmac_key"),
     ],
 )
 def test_a_driver_or_a_combination_that_cannot_work(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import pathlib
 import re
-import typing
 from collections.abc import Iterator
 
 import pytest
@@ -18,11 +16,11 @@ import nb_api.coordination.discovery
 import nb_api.coordination.election
 import nb_api.fleet
 import pubsub_api.publishing.multiproc
-from pubsub_api.runtime.durations import DurationHistogram
 from tests.helpers import code_map, documents
 from tests.helpers.code_map import ThreadName
 from tests.helpers.documents import plain
 from tests.helpers.paths import ROOT
+from tests.helpers.statistic_fields import fields_of
 
 WHERE_IS = "docs/where-is.md"
 STATISTICS = "docs/statistics.md"
@@ -135,15 +133,6 @@ def _defined(path: str) -> Iterator[str]:
 # -- statistics
 
 
-def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
-    """The names of all numbers, with dots for those that are nested; those of the bus have a page of their own."""
-    for name, hint in typing.get_type_hints(statistics).items():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not DurationHistogram:
-            yield from _fields(hint, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
 @pytest.mark.parametrize(
     "statistics",
     [
@@ -159,7 +148,7 @@ def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
 )
 def test_every_statistic_of_the_database_side_is_explained(statistics: type) -> None:
     stated = documents.table(STATISTICS, statistics.__name__)
-    assert [plain(row[0]) for row in stated] == list(_fields(statistics)), f"{STATISTICS}, {statistics.__name__}"
+    assert [plain(row[0]) for row in stated] == list(fields_of(statistics)), f"{STATISTICS}, {statistics.__name__}"
     assert all(row[1] for row in stated)
 
 

@@ -45,6 +45,7 @@ from pubsub_api.testing import simulator
 from tests.helpers import code_map, documents
 from tests.helpers.documents import Block, plain
 from tests.helpers.paths import ROOT, TLS
+from tests.helpers.statistic_fields import fields_of
 
 GUARANTEES = "docs/guarantees.md"
 WIRE_FORMAT = "docs/wire-format.md"
@@ -78,7 +79,7 @@ def test_the_reasons_of_resyncs_are_those_of_the_code_in_their_order() -> None:
 )
 def test_every_statistic_is_explained(statistics: type) -> None:
     stated = documents.table(GUARANTEES, statistics.__name__)
-    assert [plain(row[0]) for row in stated] == [field.name for field in dataclasses.fields(statistics)]
+    assert [plain(row[0]) for row in stated] == list(fields_of(statistics))
     assert all(row[1] for row in stated)
 
 

@@ -257,7 +257,7 @@ def test_what_is_reached_goes_through_other_modules(tmp_path: pathlib.Path) -> N
         ("pubsub_api.session", "from .testing import simulator", "must not import pubsub_api.testing"),
         ("pubsub_api.session", "import nb_api", "may import only pubsub_api"),
         ("nb_api.cache", "import durable_log", "may import only pubsub_api, nb_api"),
-        ("nb_api.core.cache", "from nb_api.db_api import Change", "may import only"),
+        ("nb_api.core.copy.cache", "from nb_api.db_api import Change", "may import only"),
         ("publisher_service.core.messages", "from urllib import request", "no I/O and reads no clock"),
         ("heliograph_drivers.pubsub.longpoll.core.wire", "import time", "no I/O and reads no clock"),
         ("durability_service.merge", "import shared_subscriptions", "may import only"),

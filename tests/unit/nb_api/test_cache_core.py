@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
 from nb_api.core.events import events_of
 from nb_api.db_api import Change, DbObject
 from pubsub_api import Event

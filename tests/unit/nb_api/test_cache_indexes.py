@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import invariant, precondition, rule
 
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import Deleted, Difference
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import Deleted, Difference
+from nb_api.core.copy.indexes import IndexData
+from nb_api.core.copy.sorted_values import SortedValues
 from nb_api.core.events import events_of
-from nb_api.core.indexes import IndexData
-from nb_api.core.sorted_values import SortedValues
 from nb_api.db_api import Change, DbObject
 from pubsub_api import Event
 from pubsub_api.errors import UsageError

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
+from nb_api.core.copy.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 
 SETTINGS = SyncSettings(
     snapshot_jitter_s=4.0,

@@ -38,20 +38,13 @@ def test_a_password_is_not_shown() -> None:
 
 def test_the_url_comes_from_the_configuration(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "heliograph.conf"
-    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/configured.db\nsnapshot_portion = 33\n")
+    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/configured.db\nconnections_max = 33\n")
     with contextlib.closing(loading.open_db(conf=new_conf([file]))) as db:
-        assert db.conf.db.snapshot_portion == 33
+        assert db.conf.db.connections_max == 33
     assert (tmp_path / "configured.db").exists()
 
 
-def test_the_option_driver_wins_over_the_scheme_of_the_option_url(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "heliograph.conf"
-    file.write_text(f"[db]\ndriver = sqlite\nurl = file://{tmp_path}/configured.db\n")
-    loading.open_db(conf=new_conf([file])).close()
-    assert (tmp_path / "configured.db").exists()
-
-
-@pytest.mark.parametrize("line", ["snapshot_portion = 0", "value_bytes_max = 7", "snapshot_portion = many"])
+@pytest.mark.parametrize("line", ["connections_max = 0", "value_bytes_max = 7", "connections_max = many"])
 def test_a_value_out_of_bounds_is_refused(tmp_path: pathlib.Path, line: str) -> None:
     file = tmp_path / "heliograph.conf"
     file.write_text(f"[db]\nurl = sqlite://{tmp_path}/a.db\n{line}\n")
@@ -64,6 +57,21 @@ def test_a_value_out_of_bounds_of_the_drivers_group_is_refused(tmp_path: pathlib
     file.write_text("[db_sqlite]\nsynchronous = off\n")
     with pytest.raises(errors.InvalidConfig, match="synchronous"):
         loading.open_db(f"sqlite://{tmp_path}/a.db", new_conf([file]))
+
+
+def test_certificates_that_would_encrypt_nothing_are_refused(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text("[db]\ntls_ca_file = ca.pem\n")
+    for url in (f"sqlite://{tmp_path}/a.db", "redis://127.0.0.1:1/0"):
+        with pytest.raises(errors.InvalidConfig, match="tls_ca_file is set, but .* makes no use of it"):
+            loading.build_db(url, new_conf([file]))
+
+
+def test_certificates_in_the_group_of_an_earlier_release_are_told_where_they_went(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text("[db_redis]\ntls_ca_file = ca.pem\n")
+    with pytest.raises(errors.InvalidConfig, match="it was removed, and follows from: db tls_ca_file"):
+        loading.build_db("rediss://127.0.0.1:1/0", new_conf([file]))
 
 
 def test_changes_can_be_kept_out_of_the_outbox(tmp_path: pathlib.Path) -> None:

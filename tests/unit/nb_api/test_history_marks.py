@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from nb_api.cache.history_marks import HistoryMarks
-from nb_api.core.cache import CacheCore
+from nb_api.cache.reading.history_marks import HistoryMarks
+from nb_api.core.copy.cache import CacheCore
 from nb_api.revisions import NONCE_BITS
 from pubsub_api import Event
 

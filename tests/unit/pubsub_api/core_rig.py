@@ -213,7 +213,9 @@ class Rig:
 
     @property
     def counters(self) -> dict[str, object]:
-        return dataclasses.asdict(self.subscriber.counters)
+        """All of them by their last names."""
+        found = dataclasses.asdict(self.subscriber.counters)
+        return found | found["intake"] | found["repair"] | found["peers"]
 
     def forget_told(self) -> None:
         """Begin a new page: only what happens from now on is looked at."""

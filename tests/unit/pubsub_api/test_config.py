@@ -153,20 +153,9 @@ def test_a_bad_value_is_told_with_its_file_and_nothing_else(write_conf: WriteCon
     assert str(told.value) == f"[pubsub] max_idle_time: Should be greater than or equal to 0.01 (in {name})"
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"max_idle_time": 10, "idle_time_limit": 5}, "idle_time_limit = 5.0 s is shorter than max_idle_time = 10.0 s"),
-        ({"publisher_forget_time": 1}, "a live publisher would be forgotten"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused_with_the_reason(
-    write_conf: WriteConf, settings: dict[str, int], reason: str
-) -> None:
-    lines = "\n".join(f"{name} = {value}" for name, value in settings.items())
-    conf = config.new_conf([write_conf(f"[pubsub]\n{lines}\n")])
-    with pytest.raises(errors.InvalidConfig, match=reason):
-        config.check_combinations(conf)
+def test_times_that_depend_on_each_other_follow_from_one_option(write_conf: WriteConf) -> None:
+    conf = config.new_conf([write_conf("[pubsub]\nmax_idle_time = 60\n")])
+    assert (config.silence_timeout(conf), config.forget_time(conf)) == (180, 3600)
 
 
 @pytest.mark.parametrize(("longest_s", "first_s"), [(0.5, 0.05), (2.0, 0.1), (60.0, 0.1)])
@@ -198,8 +187,10 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
         ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option\. What became of"),
         (
             "clock_skew_max = 5\nhello_rate_max = 1\n",
-            r"clock_skew_max, in .*, .* Neither are hello_rate_max\. .*tuning\.md, \"Options that are gone\"",
+            r"clock_skew_max, in .*, is no option: it was removed, and is a constant\. Neither are hello_rate_max\. .*"
+            r"options\.md, \"Options that are gone\"",
         ),
+        ("retry_interval = 1\n", r"retry_interval, in .*: it was removed, and follows from: retry_interval_max / 10"),
         ("[memory]\nnames = x\n", r"\[memory\] names, in .*, is no option: is name meant"),
     ],
 )

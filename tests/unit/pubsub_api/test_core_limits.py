@@ -83,7 +83,7 @@ def test_what_finds_no_room_behind_a_hole_is_asked_for_in_its_turn() -> None:
     rig.run(1)
     assert rig.numbers("a") == list(range(1, 41))
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.unparked > 30
+    assert rig.subscriber.counters.repair.unparked > 30
 
 
 def test_an_answer_that_found_no_room_is_no_proof_of_absence() -> None:
@@ -108,8 +108,8 @@ def test_streams_are_bounded_and_what_returns_after_eviction_is_resynced_first()
     rig.deliver(*first)
     for number in range(1, 5):
         rig.deliver(*rig.publish(publisher, f"t/{number}"))
-    assert rig.subscriber.counters.streams == 3
-    assert rig.subscriber.counters.streams_evicted == 2
+    assert rig.subscriber.counters.peers.streams == 3
+    assert rig.subscriber.counters.peers.streams_evicted == 2
     rig.run(0)
     rig.forget_told()
     rig.deliver(*first, *rig.publish(publisher, "t/0"))
@@ -206,7 +206,7 @@ def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
         used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert rig.subscriber.counters.streams == streams
+    assert rig.subscriber.counters.peers.streams == streams
     assert used / streams < 1000
 
 
@@ -218,7 +218,7 @@ def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_jo
     for number in range(1, 13):
         questions.ranges([messages.Want(guid_of(2), "a", number, number)], 0.0)
     join, *others = questions.take()
-    assert counters.questions_evicted == 3
+    assert counters.repair.questions_evicted == 3
     assert [questions.purpose(query.id) is not None for query in (join, *others)] == [True] + [False] * 3 + [True] * 9
 
 
@@ -322,7 +322,7 @@ def test_what_a_shallow_cache_had_counts_as_repaired() -> None:
     assert rig.reasons == ["loss"]
     assert rig.numbers("a") == [7, 8, 9, 10]
     counters = rig.subscriber.counters
-    assert (counters.lost, counters.repaired) == (6, 3)
+    assert (counters.lost, counters.repair.repaired) == (6, 3)
 
 
 def test_parts_of_answers_that_come_at_one_moment_set_one_deadline() -> None:

@@ -80,7 +80,7 @@ def test_a_restart_with_known_heads_that_match_is_no_resync() -> None:
     rig.run(60)
     assert rig.reasons == ["initial"]
     assert rig.numbers("a") == [1, 2, 3, 1, 2]
-    assert rig.subscriber.counters.restarts == 1
+    assert rig.subscriber.counters.peers.restarts == 1
 
 
 def test_a_restart_with_known_heads_shows_what_the_former_life_lost() -> None:
@@ -170,7 +170,7 @@ def test_a_reconnect_is_verified_where_it_is_known_that_nobody_has_come() -> Non
     rig.connect(arrivals="one")
     rig.run(2)
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.verified_reconnects == 1
+    assert rig.subscriber.counters.peers.verified_reconnects == 1
     assert rig.numbers("a") == [1, 2, 3, 4, 5]
 
 
@@ -232,7 +232,7 @@ def test_a_reconnect_that_lost_nothing_is_verified() -> None:
     rig.connect()
     rig.run(2)
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.verified_reconnects == 1
+    assert rig.subscriber.counters.peers.verified_reconnects == 1
     assert rig.numbers("a") == [1, 2, 3, 4, 5]
 
 
@@ -263,7 +263,7 @@ def test_a_reconnect_is_not_verified_when_a_stranger_answers() -> None:
     rig.disconnect()
     rig.connect()
     rig.run(2)
-    assert rig.subscriber.counters.verified_reconnects == 1
+    assert rig.subscriber.counters.peers.verified_reconnects == 1
 
 
 def test_a_filter_that_was_added_while_the_link_was_down_is_resynced() -> None:

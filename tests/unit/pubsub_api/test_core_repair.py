@@ -37,7 +37,7 @@ def test_exactly_what_is_missing_is_asked_for_and_delivered_in_order() -> None:
     assert wanted(rig) == [[("a", 2, 3), ("a", 6, 8)]]
     assert rig.numbers("a") == list(range(1, 10))
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.closed_by_repair == 1
+    assert rig.subscriber.counters.repair.closed_by_repair == 1
     assert rig.subscriber.counters.lost == 0
 
 
@@ -65,13 +65,13 @@ def test_the_lost_tail_is_asked_for_within_the_bound(idle_s: float, others: int)
     rig.run(idle_s)
     for number in range(others):
         rig.publish(publisher, f"other/{number}")
-    lost_at, hellos = rig.now, rig.subscriber.counters.hellos
+    lost_at, hellos = rig.now, rig.subscriber.counters.intake.hellos
     rig.publish(publisher, "a", 3)
-    while not rig.subscriber.counters.queries:
+    while not rig.subscriber.counters.repair.queries:
         rig.run(0.01)
         assert rig.now < lost_at + PUBLISHER.max_idle_time_s + WINDOW_S + 0.02, "late"
     assert rig.now >= lost_at + PUBLISHER.max_idle_time_s + WINDOW_S
-    assert rig.subscriber.counters.hellos > hellos
+    assert rig.subscriber.counters.intake.hellos > hellos
     assert ("a", 2, 4) in wanted(rig)[0]
     assert rig.numbers("a") == [1, 2, 3, 4]
     assert rig.reasons == ["initial"]
@@ -87,7 +87,7 @@ def test_late_frames_close_a_hole_before_anybody_is_asked() -> None:
     rig.deliver(late)
     rig.run(5)
     assert wanted(rig) == []
-    assert rig.subscriber.counters.closed_by_waiting == 1
+    assert rig.subscriber.counters.repair.closed_by_waiting == 1
 
 
 def test_partial_answers_of_several_caches_are_combined() -> None:
@@ -101,7 +101,7 @@ def test_partial_answers_of_several_caches_are_combined() -> None:
     rig.cache(made[4])
     rig.run(WINDOW_S + 0.01)
     assert rig.numbers("a") == [1, 2, 3, 4, 5, 6]
-    assert rig.subscriber.counters.duplicates == 1
+    assert rig.subscriber.counters.intake.duplicates == 1
     assert rig.reasons == ["initial"]
 
 
@@ -416,7 +416,7 @@ def test_a_hole_that_opens_during_a_repair_has_a_repair_of_its_own() -> None:
     rig.run(WINDOW_S + 0.01)
     assert wanted(rig) == [[("a", 2, 2)], [("a", 4, 5)]]
     assert rig.numbers("a") == [1, 2, 3, 4, 5, 6]
-    assert rig.subscriber.counters.closed_by_repair == 2
+    assert rig.subscriber.counters.repair.closed_by_repair == 2
 
 
 def test_steady_loss_does_not_use_up_the_attempts() -> None:
@@ -476,7 +476,7 @@ def test_late_replies_are_counted_and_change_nothing() -> None:
     rig.join()
     reply = next(iter(publisher.answer(messages.Query(id=999, topics=["#"]), rig.stamp, rig.now)))
     rig.deliver(reply)
-    assert rig.subscriber.counters.late_replies == 1
+    assert rig.subscriber.counters.repair.late_replies == 1
 
 
 # -- periodic queries

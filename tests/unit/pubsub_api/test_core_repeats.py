@@ -35,7 +35,7 @@ def test_what_was_given_up_and_is_sent_again_is_for_who_takes_it(takes_repeats: 
     rig.deliver(*made[1:])
     assert rig.numbers("a") == ([1, 4, 2, 3, 4] if takes_repeats else [1, 4])
     counters = rig.subscriber.counters
-    assert (counters.repeats, counters.duplicates) == ((3, 0) if takes_repeats else (0, 3))
+    assert (counters.intake.repeats, counters.intake.duplicates) == ((3, 0) if takes_repeats else (0, 3))
     assert counters.delivered == len(rig.received)
 
 
@@ -71,7 +71,7 @@ def test_repeats_do_not_wait_for_a_consumer_that_is_behind() -> None:
     rig.deliver(made[1])
     rig.deliver(made[2])
     assert rig.numbers("a") == [2]
-    assert rig.subscriber.counters.duplicates == 1
+    assert rig.subscriber.counters.intake.duplicates == 1
     rig.make_room(1e6)
     rig.deliver(made[2])
     assert rig.numbers("a") == [2, 3]

@@ -43,7 +43,7 @@ def test_a_repair_that_releases_more_than_there_is_room_for_is_no_reason_to_resy
     rig.subscriber.room.bytes_left = 3.0 * len(made[0])
     rig.run(1)
     assert len(rig.numbers("a")) == 4
-    assert rig.subscriber.counters.closed_by_repair == 1
+    assert rig.subscriber.counters.repair.closed_by_repair == 1
     assert rig.subscriber.parked_bytes < parked, "closing a hole changes nothing about how much is kept"
     for _ in range(30):
         rig.make_room(len(made[0]))
@@ -135,7 +135,7 @@ def test_nothing_is_asked_for_while_much_is_held() -> None:
     rig.make_room(10_000)
     rig.run(0.5)
     assert rig.numbers("b") == [1, 2]
-    assert rig.subscriber.counters.queries == 1
+    assert rig.subscriber.counters.repair.queries == 1
     assert rig.reasons == []
 
 
@@ -168,7 +168,7 @@ def test_no_more_is_asked_for_than_there_is_room_for() -> None:
         rig.make_room(500)
         rig.run(0.25)
     assert rig.numbers("a") == list(range(1, 201))
-    assert rig.subscriber.counters.unparked <= 1, "the frame that showed the hole"
+    assert rig.subscriber.counters.repair.unparked <= 1, "the frame that showed the hole"
     assert rig.reasons == []
 
 

@@ -146,8 +146,8 @@ def test_events_come_in_order_and_once() -> None:
     made = rig.publish(publisher, "a", 6)
     rig.deliver(made[0], made[2], made[1], made[1], made[5], made[0], made[4], made[3], made[5])
     assert rig.numbers("a") == [1, 2, 3, 4, 5, 6]
-    assert rig.subscriber.counters.duplicates == 3
-    assert rig.subscriber.counters.closed_by_waiting == 2
+    assert rig.subscriber.counters.intake.duplicates == 3
+    assert rig.subscriber.counters.repair.closed_by_waiting == 2
     assert rig.reasons == ["initial"]
 
 
@@ -169,7 +169,7 @@ def test_one_number_per_stream_so_a_filter_makes_no_holes() -> None:
         rig.deliver(*rig.publish(publisher, "a"))
     rig.run(20)
     assert rig.numbers("a") == [1, 2, 3]
-    assert rig.subscriber.counters.gaps == 0
+    assert rig.subscriber.counters.repair.gaps == 0
 
 
 def test_numbers_that_were_skipped_on_purpose_are_counted_and_no_hole() -> None:
@@ -185,8 +185,8 @@ def test_numbers_that_were_skipped_on_purpose_are_counted_and_no_hole() -> None:
     rig.deliver(coalesced)
     rig.run(20, hellos=False)
     assert rig.numbers("a") == [1, 5]
-    assert rig.subscriber.counters.skipped == 3
-    assert rig.subscriber.counters.gaps == 0
+    assert rig.subscriber.counters.repair.skipped == 3
+    assert rig.subscriber.counters.repair.gaps == 0
 
 
 def test_what_no_filter_selects_is_dropped_and_counted() -> None:
@@ -195,7 +195,7 @@ def test_what_no_filter_selects_is_dropped_and_counted() -> None:
     rig.join()
     rig.deliver(*rig.publish(publisher, "b"), *rig.publish(publisher, "a/x"))
     assert rig.received == [("a/x", 1)]
-    assert rig.subscriber.counters.unwanted == 1
+    assert rig.subscriber.counters.intake.unwanted == 1
 
 
 # -- loss, noticed
@@ -237,7 +237,7 @@ def test_a_hello_with_the_same_head_changes_nothing() -> None:
     rig.deliver(*rig.publish(publisher, "a", 3))
     rig.run(200)
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.gaps == 0
+    assert rig.subscriber.counters.repair.gaps == 0
 
 
 def test_a_hello_that_overtakes_its_data_is_no_loss() -> None:
@@ -312,7 +312,7 @@ def test_a_publisher_that_stays_away_is_resynced_once_more_and_forgotten() -> No
     rig.run(SUBSCRIBER.forget_time_s + 10)
     assert rig.reasons == ["initial", "silence", "silence"]
     assert rig.subscriber.publishers == {}
-    assert rig.subscriber.counters.publishers_forgotten == 1
+    assert rig.subscriber.counters.peers.publishers_forgotten == 1
 
 
 def test_a_subscriber_that_stood_still_does_not_take_everybody_for_silent() -> None:
@@ -338,7 +338,7 @@ def test_no_loss_means_no_questions_but_those_of_the_join() -> None:
         rig.run(3)
     assert len(rig.queries) == 1
     assert rig.reasons == ["initial"]
-    assert rig.subscriber.counters.queries == 0
+    assert rig.subscriber.counters.repair.queries == 0
 
 
 def test_all_streams_rest_in_the_end() -> None:

@@ -105,7 +105,7 @@ def test_live_events_wait_for_history_and_come_once(rig: Rig) -> None:
     assert rig.subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     rig.wait(1, 2, 3, 10)
     statistics = rig.subscriber.statistics()
-    assert (statistics.historical, statistics.history_duplicates, statistics.history_reads) == (3, 1, 1)
+    assert (statistics.history.events, statistics.history.duplicates, statistics.history.reads) == (3, 1, 1)
     assert rig.source.topics == [["t"]]
 
 
@@ -130,7 +130,7 @@ def test_a_source_that_fails_is_tried_again_and_counted(rig: Rig) -> None:
     rig.say(RuntimeError("no"), [event("k", 1, 1)], HistoryOutcome.COMPLETE)
     assert rig.subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     assert rig.values == [1]
-    assert rig.subscriber.statistics().history_errors == 1
+    assert rig.subscriber.statistics().history.errors == 1
 
 
 def test_live_events_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_what_is_remembered_of_objects_is_bounded(monkeypatch: pytest.MonkeyPatc
     rig = Rig()
     rig.say([event(f"k{number}", number, number + 1) for number in range(5)], HistoryOutcome.COMPLETE)
     rig.wait(0, 1, 2, 3, 4)
-    assert rig.subscriber.statistics().history_forgotten == 3
+    assert rig.subscriber.statistics().history.forgotten == 3
     rig.session.close()
 
 

@@ -218,7 +218,9 @@ def test_build_driver_twice_on_one_conf(install: Install) -> None:
     [
         ("[carrier]\npigeons = 10\n", r"\[carrier\] pigeons"),
         ("[carrier]\npigeons = many\n", r"\[carrier\] pigeons"),
-        ("[pubsub]\nmax_idle_time = 9\nidle_time_limit = 5\n", "idle_time_limit"),
+        ("[pubsub]\nhmac_key = short\n", "hmac_key"),
+        ("[pubsub]\ntls_ca_file = ca.pem\n", r"tls_ca_file is set, but carrier makes no use of it"),
+        ("[pubsub]\ntls_client_auth = true\n", r"tls_client_auth is set, but carrier makes no use of it"),
     ],
 )
 def test_build_driver_refuses_values_that_cannot_work(

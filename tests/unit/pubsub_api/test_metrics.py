@@ -31,3 +31,8 @@ def test_the_statistics_of_a_session_are_exposed() -> None:
     assert 'heliograph_publisher_handler_errors_total{name="api",number="0",session="0"} 0.0' in text
     assert "heliograph_cache_bytes{" in text
     assert "# TYPE heliograph_subscriber_lag gauge" in text
+    # Nested statistics, whose names of metrics are older than the nesting.
+    for name in ("gaps", "duplicates", "restarts", "historical", "history_reads"):
+        assert f"# TYPE heliograph_subscriber_{name}_total counter" in text
+    for name in ("streams", "publishers", "parked_bytes"):
+        assert f"# TYPE heliograph_subscriber_{name} gauge" in text

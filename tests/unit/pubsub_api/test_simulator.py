@@ -118,9 +118,9 @@ class DeliversTwice(SubscriberCore):
     """Passes on what it has passed on before."""
 
     def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
-        duplicates = self.counters.duplicates
+        duplicates = self.counters.intake.duplicates
         super()._on_data(frame, header, now, is_repair=is_repair)
-        if self.counters.duplicates > duplicates:
+        if self.counters.intake.duplicates > duplicates:
             self.room.out.append((frame, header, 0))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 
 from shared_subscriptions import GroupSubscriberStatistics
@@ -11,6 +9,7 @@ from shared_subscriptions.core.consuming.borrower import REACTIONS
 from shared_subscriptions.core.leading.partitions import TRANSITIONS
 from tests.helpers import documents
 from tests.helpers.documents import plain
+from tests.helpers.statistic_fields import fields_of
 
 PAGE = "docs/shared-subscriptions.md"
 
@@ -30,5 +29,5 @@ def test_the_life_of_a_partition_is_that_of_the_code() -> None:
 
 def test_every_statistic_is_explained() -> None:
     stated = documents.table(PAGE, "GroupSubscriberStatistics")
-    assert [plain(row[0]) for row in stated] == [field.name for field in dataclasses.fields(GroupSubscriberStatistics)]
+    assert [plain(row[0]) for row in stated] == list(fields_of(GroupSubscriberStatistics))
     assert all(row[1] for row in stated)

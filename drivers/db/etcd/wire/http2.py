@@ -38,7 +38,8 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 
 _ACK = _END_STREAM = 0x1
 _END_HEADERS, _PADDED, _HAS_PRIORITY = 0x4, 0x8, 0x20
 _TABLE_SIZE, _NO_PUSH, _WINDOW_SIZE = 1, 2, 4
-_HEAD_BYTES = 9
+_HEAD = struct.Struct(">BHBBI")
+_HEAD_BYTES = _HEAD.size
 _FRAME_BYTES_MAX = 16 * 1024
 """That both sides have to take."""
 _ROOM = 2**31 - 1
@@ -213,18 +214,22 @@ class GrpcConnection(EtcdConnection):
         raw = self._raw
         while len(raw) < _HEAD_BYTES:
             self._receive(deadline)
-        size = int.from_bytes(raw[:3], "big")
-        if size > _FRAME_BYTES_MAX:
+        high, low, kind, flags, stream = _HEAD.unpack_from(raw)
+        end = _HEAD_BYTES + (high << 16 | low)
+        if end > _HEAD_BYTES + _FRAME_BYTES_MAX:
             raise ValueError("the answer is no HTTP/2 that can be understood")
-        frame = self._exactly(_HEAD_BYTES + size, deadline)
-        kind, flags, payload = frame[3], frame[4], frame[_HEAD_BYTES:]
+        while len(raw) < end:
+            self._receive(deadline)
+        payload = bytes(raw[_HEAD_BYTES:end])
+        del raw[:end]
         if kind in (_DATA, _HEADERS):
-            payload = _without_padding(kind, flags, payload)
-            self._taken += size if kind == _DATA else 0
+            if flags & (_PADDED | _HAS_PRIORITY):
+                payload = _without_padding(kind, flags, payload)
+            self._taken += end - _HEAD_BYTES if kind == _DATA else 0
             if self._taken > _ROOM_STEP:
                 self._waiting += _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._taken))
                 self._taken = 0
-        return kind, flags, int.from_bytes(frame[5:9], "big") & 0x7FFFFFFF, payload
+        return kind, flags, stream & 0x7FFFFFFF, payload
 
     def _heard(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Of what is not about the present call."""
@@ -246,7 +251,8 @@ class GrpcConnection(EtcdConnection):
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return b"%b%b%b" % (len(payload).to_bytes(3, "big"), struct.pack(">BBI", kind, flags, stream), payload)
+    size = len(payload)
+    return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
 def _literal(text: str, begin: bytes = b"\x10") -> bytes:

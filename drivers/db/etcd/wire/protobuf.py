@@ -6,14 +6,19 @@ generated code takes.  Numbers of fields are those of ``rpc.proto`` and ``kv.pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from heliograph_drivers.db.etcd.wire.messages import Codec, KeyValue, Txn, TxnOutcome
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _NUMBER_BYTES_MAX = 10
-_SMALL = [bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7)) for value in range(1024)]
+_SMALL = [bytes((value,)) if value < 128 else bytes((value & 127 | 128, value >> 7)) for value in range(128 * 128)]
 """Numbers as they are written; most are lengths, and they are small."""
+_DONE = re.compile(
+    rb"\x0a([\x00-\x7f])((?:\x08N)?(?:\x10N)?\x18(N)(?:\x20N)?)\x10\x01".replace(b"N", rb"[\x80-\xff]{0,9}[\x00-\x7f]")
+)
+"""How the answer to a transaction begins that was carried out: its header, with the revision in it, and that it was."""
 _COMPARE_MOD, _COMPARE_VALUE = b"\x10\x02\x1a", b"\x10\x03\x1a"
 """Compare.target, and the tag of its key; that the result is to be equal is the default."""
 _MOD_REVISION, _VALUE = b"\x30", b"\x3a"
@@ -37,6 +42,7 @@ class ProtobufCodec(Codec):
         return next((_bytes(value).decode() for number, value in _fields(body) if number == 2), "")
 
     def txn(self, txn: Txn) -> bytes:
+        # What is within something is written first: its length stands before it.
         parts = []
         for key, number, value in txn.compares:
             named = _number(len(key)) + key
@@ -45,7 +51,8 @@ class ProtobufCodec(Codec):
                 parts.append(_sized(_FIRST, b"%b%b%b" % (_COMPARE_VALUE, named, _sized(_VALUE, value))))
         for key, value in txn.puts:
             put = b"\x0a%b%b\x12%b%b" % (_number(len(key)), key, _number(len(value)), value)
-            parts.append(_sized(_SECOND, b"\x12%b%b" % (_number(len(put)), put)))
+            size = _number(len(put))
+            parts.append(b"\x12%b\x12%b%b" % (_number(1 + len(size) + len(put)), size, put))
         for key, end in txn.removals:
             request = _sized(_FIRST, key) + (_sized(_SECOND, end) if end else b"")
             parts.append(_sized(_SECOND, _sized(_THIRD, request)))
@@ -53,6 +60,9 @@ class ProtobufCodec(Codec):
         return b"".join(parts)
 
     def read_outcome(self, body: bytes) -> TxnOutcome:
+        done = _DONE.match(body)
+        if done is not None and done[1][0] == len(done[2]):
+            return TxnOutcome(_read_number(done[3], 0)[0], True, [])
         revision, succeeded = 0, False
         found: list[KeyValue | None] = []
         for number, value in _fields(body):

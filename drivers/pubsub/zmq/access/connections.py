@@ -86,7 +86,7 @@ class Connections:
         self._known: dict[int, AcceptedConnection | None] = {}
         """By inode; None: a socket that is something else."""
         self._watched: tuple[dict[int, str], set[str]] = ({}, set())
-        """The addresses of the last scan."""
+        """The addresses that this was found for."""
         self.descriptors = 0
         """How many this process had when they were counted last."""
         self.closing = 0
@@ -103,25 +103,32 @@ class Connections:
         """Those that there are now, but for those that were cut.  Takes some microseconds for every descriptor of the
         process."""
         found: dict[int, AcceptedConnection | None] = {}
-        watched = (self._ports, self._paths)
-        if watched != self._watched:
-            self._known, self._watched = {}, watched  # what was something else may be one of ours now
+        self._heed_addresses()
         numbers = descriptors.in_use()
         self.descriptors = len(numbers)
         for number in numbers:
-            try:
-                target = os.readlink(f"{_DESCRIPTORS}/{number}")
-            except OSError:
-                continue  # closed since
-            if not target.startswith(_SOCKET):
-                continue
-            inode = int(target[len(_SOCKET) : -1])
-            found[inode] = self._known[inode] if inode in self._known else self._look(number, inode)
+            inode = _inode_of(number)
+            if inode:
+                found[inode] = self._known[inode] if inode in self._known else self._look(number, inode)
         self._known = found
         ours = [connection for connection in found.values() if connection is not None]
         left = [connection for connection in ours if not connection.is_cut]
         self.closing = len(ours) - len(left)
         return left
+
+    def find(self, descriptor: int) -> AcceptedConnection | None:
+        """The one that has this descriptor now; None when there is none, or it was cut.  Looks at no other."""
+        self._heed_addresses()
+        inode = _inode_of(descriptor)
+        found = self._known.get(inode)
+        if inode and (found is None or found.descriptor != descriptor):
+            found = self._known[inode] = self._look(descriptor, inode)
+        return None if found is None or found.is_cut else found
+
+    def _heed_addresses(self) -> None:
+        watched = (self._ports, self._paths)
+        if watched != self._watched:
+            self._known, self._watched = {}, watched  # what was something else may be one of ours now
 
     def _look(self, descriptor: int, inode: int) -> AcceptedConnection | None:
         with _borrowed(descriptor, inode) as sock:
@@ -145,6 +152,15 @@ class Connections:
             return False
         host = self._ports.get(local[1])
         return host is not None and host in ("", local[0])
+
+
+def _inode_of(descriptor: int) -> int:
+    """Of the socket that has this descriptor; 0 when there is none, or it is no socket."""
+    try:
+        target = os.readlink(f"{_DESCRIPTORS}/{descriptor}")
+    except OSError:
+        return 0  # closed since
+    return int(target[len(_SOCKET) : -1]) if target.startswith(_SOCKET) else 0
 
 
 @contextlib.contextmanager

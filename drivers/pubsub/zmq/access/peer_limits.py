@@ -7,10 +7,11 @@ connection, and queues answers by number and not by size.  So bytes are counted 
     in      received - what was read as questions - `_FREE_BYTES_PER_S` for as long as the connection lasts
     out     answers given to libzmq - what the other end has acknowledged
 
-Both together are what a peer holds.  A peer that holds more than ``peer_bytes_max`` is cut, and if all together hold
-more than ``peers_bytes_max``, those that hold most.  Subscriptions are never credited: they stay in memory.  An answer
-waits in the publisher, not made yet, while its asker holds half of its share (`answers`); an asker that takes nothing
-for ``heartbeat_timeout`` is cut, so that strangers who do not read cannot take the room of those who do.
+Both together are what a peer holds.  A peer that holds more than its part of ``peers_bytes_max`` is cut, and if all
+together hold more than ``peers_bytes_max``, those that hold most.  Subscriptions are never credited: they stay in
+memory.  An answer waits in the publisher, not made yet, while its asker holds half of its share (`answers`); an asker
+that takes nothing for ``heartbeat_timeout`` is cut, so that strangers who do not read cannot take the room of those who
+do.
 
 When the descriptors of the process come to an end the youngest connections are cut: libzmq would take the last one.
 All of it is done by the publisher's service thread.  Being cut costs an honest peer one reconnection.
@@ -28,6 +29,7 @@ from heliograph_drivers.pubsub.zmq.access import descriptors
 from heliograph_drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from heliograph_drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from heliograph_drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
+from heliograph_drivers.pubsub.zmq.options import peer_bytes_max
 from pubsub_api.driver_kit import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -96,7 +98,7 @@ class PeerLimits:
     def __init__(self, options: cfg.ConfigOpts.GroupAttr, allowed: AllowedKeys | None, tally: Tally) -> None:
         self.name = "a publisher"
         """Of whom it is, for the log."""
-        self._peer_bytes_max: int = options.peer_bytes_max
+        self._peer_bytes_max = peer_bytes_max(options)
         self._peers_bytes_max: int = options.peers_bytes_max
         self._patience_s: float = options.heartbeat_timeout
         self._allowed = allowed
@@ -126,8 +128,11 @@ class PeerLimits:
         """That of the connection with this descriptor; None when it is gone."""
         account = self._accounts.get(descriptor)
         if account is None or not account.connection.is_same:
-            self._scan(time.monotonic())
-            account = self._accounts.get(descriptor)
+            # Not all of them: thousands of askers come at once when a publisher starts again.
+            self._accounts.pop(descriptor, None)
+            account = None
+            if (found := self._connections.find(descriptor)) is not None:
+                account = self._accounts[descriptor] = Account(found, time.monotonic())
         return account
 
     def has_room(self, account: Account | None, size: int) -> bool:
@@ -188,7 +193,7 @@ class PeerLimits:
         total = sum(size for size, _ in held)
         for size, account in sorted(held, key=lambda one: one[0], reverse=True):
             if size > self._peer_bytes_max:
-                self._cut(account, f"it holds {size} bytes, more than [zmq] peer_bytes_max")
+                self._cut(account, f"it holds {size} bytes, more than a sixteenth of [zmq] peers_bytes_max")
             elif total > self._peers_bytes_max:
                 self._cut(account, f"all hold {total} bytes, more than [zmq] peers_bytes_max, and it {size} of them")
             elif account.is_stalled(now, self._patience_s):

@@ -1,6 +1,7 @@
 """What a local cache has asked its thread to read, how far that is, and whether the copy is complete.
 
-`nb_api.core.resync_schedule` decides when; this makes it safe for all threads of a cache, and wakes those that wait.
+`nb_api.core.copy.resync_schedule` decides when; this makes it safe for all threads of a cache, and wakes those
+that wait.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.coordination.snapshot_limit import TURN_S
-from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.core.copy.resync_schedule import SyncScheduler, SyncSettings, SyncTask
+from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.runtime.loops import ToldCondition
 
 _FEED = SyncTask("feed")
@@ -132,8 +133,8 @@ def _settings(conf: cfg.ConfigOpts) -> SyncSettings:
     options = conf[CACHE_GROUP]
     return SyncSettings(
         snapshot_jitter_s=options.snapshot_jitter,
-        snapshot_interval_min_s=options.snapshot_interval_min,
-        retry_interval_s=conf[GROUP].retry_interval,
+        snapshot_interval_min_s=2 * options.snapshot_jitter,
+        retry_interval_s=retry_interval(conf),
         retry_interval_max_s=conf[GROUP].retry_interval_max,
         verify_interval_s=options.verify_interval,
         resync_interval_s=options.resync_interval,

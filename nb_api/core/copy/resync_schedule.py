@@ -7,7 +7,7 @@ way          when                                                        delay
 ===========  ==========================================================  ==============================================
 snapshot     at the start; when the changes missed are gone or too many  a random part of ``snapshot_jitter`` unless
                                                                          somebody waits for it, and not closer together
-                                                                         than ``snapshot_interval_min``
+                                                                         than twice ``snapshot_jitter``
 delta        events may have been lost                                   none: the bus has delayed its resync already
 topics       a topic is new                                              none: a caller waits for it
 ===========  ==========================================================  ==============================================

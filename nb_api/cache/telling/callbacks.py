@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from nb_api.core.differences import CacheChange, Resynced
+from nb_api.core.copy.differences import CacheChange, Resynced
 from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
@@ -122,8 +122,9 @@ class CallbackQueue:
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise  # the user's own thread, in which such an exception means more than that it was raised
             return False
-        self._backoff.reset()
-        self._not_before = -math.inf
+        if self._not_before > -math.inf:
+            self._backoff.reset()
+            self._not_before = -math.inf
         self.is_primed = True
         if was_overrun:
             self.is_overrun = False

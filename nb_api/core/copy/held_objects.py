@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
-from nb_api.core.indexes import IndexData, TableIndexes
-from nb_api.core.journal import ChangeJournal
+from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
+from nb_api.core.copy.indexes import IndexData, TableIndexes
+from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.own_tables import is_own
 from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
@@ -101,6 +101,14 @@ class HeldObjects:
         if entries is None:
             return self.tables.setdefault(table, {}) if self.is_followed(table) else None
         return entries
+
+    def parts_of(self, table: str) -> tuple[dict[str, CachedObject] | None, FieldValues, TableIndexes | None]:
+        """What is held of a table, what is selected of it, and its indexes, for those who go through many events."""
+        return (
+            self.tables.get(table) or self.entries_of(table),
+            self._where_of.get(table, self._where),
+            self.indexes.get(table),
+        )
 
     def followed(self, topic: str) -> str | None:
         """The one copy of this topic's name that is kept, None when no filter selects it."""

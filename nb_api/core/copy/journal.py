@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nb_api.core.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject
 from nb_api.core.digests import NO_OBJECTS, TableDigest
 
 _State = tuple[int, CachedObject | None]

@@ -20,8 +20,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CachedObject
-from nb_api.core.sorted_values import SortedValues
+from nb_api.core.copy.differences import CachedObject
+from nb_api.core.copy.sorted_values import SortedValues
 
 IndexFunction = Callable[[DbObject], Any]
 Placed = Any

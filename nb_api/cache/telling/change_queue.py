@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from nb_api.core.differences import CacheChange, Resynced
+from nb_api.core.copy.differences import CacheChange, Resynced
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.loops import ToldCondition
 

@@ -14,8 +14,8 @@ all that it had heard of the lost one, or in the same interval something else co
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from typing import NamedTuple
 
 from nb_api.revisions import HistoryCheck
 
@@ -26,7 +26,8 @@ _HEARD_MAX = 256
 _INTERVAL_S_MAX = 1.0
 
 
-class _Heard(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Heard:
     interval: int
     newest: int
     others: tuple[int, ...]
@@ -45,6 +46,10 @@ class HistoryMarks:
         self._lock = threading.Lock()
         self._anchor = 0
         self._heard: list[_Heard] = []
+        self._last: _Heard | None = None
+        """The last of them, while it may be that of the present interval and has no more than two others."""
+        self._ends = 0.0
+        """When that interval does."""
         self._kept = 0
         """About how many versions that are."""
 
@@ -55,14 +60,18 @@ class HistoryMarks:
     def heard(self, newest: int, others: tuple[int, ...], now: float) -> None:
         """``newest`` is the highest version so far; of ``others`` the first two are the one that came furthest behind a
         higher one and that, or 0."""
-        interval = int(now / self._interval_s)
         with self._lock:
-            last = self._heard[-1] if self._heard else None
-            if last is not None and last.interval == interval and len(others) == len(last.others) == 2:
-                is_later = others[1] - others[0] >= last.others[1] - last.others[0]
-                self._heard[-1] = _Heard(interval, newest, others if is_later else last.others)
+            last = self._last
+            if last is not None and now < self._ends and len(others) == 2:
+                last.newest = newest
+                if others[1] and _distance(others) >= _distance(last.others):
+                    last.others = others
                 return
-            self._heard.append(_Heard(interval, newest, others))
+            interval = int(now / self._interval_s)
+            last = _Heard(interval, newest, others)
+            self._heard.append(last)
+            self._last = last if len(others) == 2 else None
+            self._ends = (interval + 1) * self._interval_s
             self._kept += len(others) - 1
             if self._kept > _HEARD_MAX + _INTERVALS:
                 self._thin_out()
@@ -73,6 +82,7 @@ class HistoryMarks:
             width *= 2
             intervals = self._in_intervals(width)
         self._heard = intervals
+        self._last = None
         self._kept = 2 * len(intervals)
 
     def _in_intervals(self, width: int) -> list[_Heard]:
@@ -81,7 +91,7 @@ class HistoryMarks:
         for one in self._heard:
             before = intervals.get(one.interval // width)
             others = max(one.others[:2], before.others if before else (), key=_distance)
-            intervals[one.interval // width] = one._replace(others=others)
+            intervals[one.interval // width] = dataclasses.replace(one, others=others)
         return list(intervals.values())
 
     def read(self, revision: int) -> None:
@@ -104,6 +114,7 @@ class HistoryMarks:
         with self._lock:
             known = frozenset((0, *asked))
             self._heard = [one for one in self._heard if not known.issuperset((one.newest, *one.others))]
+            self._last = None
             self._kept = sum(len(one.others) - 1 for one in self._heard)
             self._anchor = newest
 
@@ -111,5 +122,6 @@ class HistoryMarks:
         """The copy begins a new history."""
         with self._lock:
             self._heard.clear()
+            self._last = None
             self._kept = 0
             self._anchor = 0

@@ -12,19 +12,17 @@ _WAIT_S = 0.1
 class Turn:
     """A lock that its holder may take again, and that a closed cache makes nobody wait for."""
 
-    __slots__ = ("_check", "_depth", "_lock", "_owner")
+    __slots__ = ("_check", "_lock")
 
     def __init__(self, check: Callable[[], None]) -> None:
         """``check`` raises when waiting has become useless."""
         self._lock = threading.RLock()
         self._check = check
-        self._depth = 0
-        self._owner = 0
 
     @property
     def is_mine(self) -> bool:
         """Whether the calling thread has it, so that it must not wait for what others do in their turn."""
-        return self._owner == threading.get_ident()
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as `threading.Condition` asks it
 
     def wait_free(self, timeout_s: float) -> bool:
         """Wait until what others do in their turn now is done; False when they take longer."""
@@ -37,11 +35,6 @@ class Turn:
         """Raises what ``check`` raises."""
         while not self._lock.acquire(timeout=_WAIT_S):
             self._check()
-        self._depth += 1
-        self._owner = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = 0
         self._lock.release()

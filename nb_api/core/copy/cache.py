@@ -31,14 +31,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from nb_api.core.changes import Change, DbObject
-from nb_api.core.differences import CachedObject, Difference, Ending, Updated
+from nb_api.core.copy.differences import CachedObject, Difference, Ending, Updated
+from nb_api.core.copy.held_objects import CacheCounters, HeldObjects, Tables, Where
+from nb_api.core.copy.indexes import IndexData
+from nb_api.core.copy.journal import ChangeJournal
+from nb_api.core.copy.snapshot_merge import SnapshotMerge
 from nb_api.core.digests import TableDigest
 from nb_api.core.events import events_of, moved_to
-from nb_api.core.held_objects import CacheCounters, HeldObjects, Tables, Where
-from nb_api.core.indexes import IndexData
-from nb_api.core.journal import ChangeJournal
 from nb_api.core.plain_values import FieldValues, is_selected
-from nb_api.core.snapshot_merge import SnapshotMerge
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
 
@@ -158,9 +158,7 @@ class CacheCore:
                 topic = objects.followed(name)
             if event.table != table:
                 table = event.table
-                entries = objects.entries_of(table)
-                where = objects.where_of(table)
-                indexes = objects.indexes.get(table)
+                entries, where, indexes = objects.parts_of(table)
             version = event.version
             if topic is None or entries is None or not version:
                 self._count_useless(version, is_wanted=topic is not None and entries is not None)

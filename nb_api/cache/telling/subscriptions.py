@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 
 from oslo_config import cfg
 
-from nb_api.cache.callbacks import CallbackQueue, OnChanges
-from nb_api.cache.change_queue import ChangeQueue
+from nb_api.cache.telling.callbacks import CallbackQueue, OnChanges
+from nb_api.cache.telling.change_queue import ChangeQueue
 from nb_api.config import GROUP
-from nb_api.core.differences import CacheChange, Resynced
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.core.copy.differences import CacheChange, Resynced
+from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import Closeable
 
@@ -141,7 +141,7 @@ class Subscriptions:
             else CallbackQueue(
                 on_changes,
                 size_max=size_max,
-                pause_s=retry.retry_interval,
+                pause_s=retry_interval(self._conf),
                 pause_max_s=retry.retry_interval_max,
                 wants_changed=self.wants_changed,
             )

@@ -16,18 +16,26 @@ from functools import partial
 from typing import Protocol
 
 from nb_api.api import NbApi
-from nb_api.cache.history_marks import HistoryMarks
+from nb_api.cache.reading.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
-from nb_api.config import GROUP
+from nb_api.config import GROUP, SNAPSHOT_PORTION
 from nb_api.coordination import watch_note
 from nb_api.coordination.snapshot_limit import NoTurn, SnapshotLimit, SnapshotLimitCounters, SnapshotLimitSettings
-from nb_api.core.cache import CacheCore
-from nb_api.core.differences import Difference, Resynced
-from nb_api.core.resync_schedule import SyncTask
-from nb_api.core.snapshot_merge import EVERYTHING, SnapshotMerge
+from nb_api.core.copy.cache import CacheCore
+from nb_api.core.copy.differences import Difference, Resynced
+from nb_api.core.copy.resync_schedule import SyncTask
+from nb_api.core.copy.snapshot_merge import EVERYTHING, SnapshotMerge
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
-from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION, SLOT_WAIT_MAX_S, SOURCE_REPAIRS_MAX
+from nb_api.notify_config import (
+    CACHE_GROUP,
+    DELTA_CHANGES_MAX,
+    DELTA_PORTION,
+    SLOT_LEASE_S,
+    SLOT_WAIT_MAX_S,
+    SOURCE_REPAIRS_MAX,
+    sweep_interval,
+)
 from pubsub_api.core.events import Event
 
 LOG = logging.getLogger(__name__)
@@ -125,13 +133,12 @@ class CacheSync:
         self._core = core
         self._owner = owner
         self._tables = tables
-        self._portion: int = nb.conf[GROUP].snapshot_portion
+        self._portion = SNAPSHOT_PORTION
         self._delta_portion: int = DELTA_PORTION
-        self._delta_max: int = options.delta_changes_max
-        db_options = nb.conf[GROUP]
-        self.behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
+        self._delta_max: int = DELTA_CHANGES_MAX
+        self.behind_s = None if nb.session is None else 2 * (nb.conf[GROUP].outbox_age + sweep_interval(nb.conf))
         """How long a change may be on its way; None: no bus is followed."""
-        self.slot_settings = SnapshotLimitSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
+        self.slot_settings = SnapshotLimitSettings(options.snapshot_slots, SLOT_LEASE_S, SLOT_WAIT_MAX_S)
         self._limit = SnapshotLimit(self.slot_settings, nb.db, owner.pause)
         self._turns = nb.snapshot_turns
         self.counters = SyncCounters(slots=self._limit.counters)

@@ -1,12 +1,12 @@
-"""Merging the rows of a snapshot into what a local cache holds.  Does no I/O; `nb_api.core.cache` says how it works."""
+"""Merging the rows of a snapshot into what a local cache holds.  Does no I/O; `nb_api.core.copy.cache` explains it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CachedObject, Difference, Ending
-from nb_api.core.held_objects import HeldObjects
+from nb_api.core.copy.differences import CachedObject, Difference, Ending
+from nb_api.core.copy.held_objects import HeldObjects
 from nb_api.core.plain_values import is_selected
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet

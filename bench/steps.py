@@ -1,0 +1,100 @@
+"""How many steps of the interpreter a lone change takes: ``python -m bench.steps write etcd``, ``... follow sqlite``.
+
+A step is one bytecode instruction.  Their number is the same on a busy machine as on a quiet one, which times are not.
+So it tells what a change of the code did to the way of a change, where nothing else does.  What C code and the system
+do is not in it.  Counted are the thread that writes, from the call of `NbApi.put` until it returns, or the thread that
+receives, from being woken until it waits again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from bench import database_servers
+from bench.change_ends import OBJECTS, CopySink, object_write
+from bench.change_systems import OURS
+from bench.ours import QUIET_S
+from pubsub_api.subscribing import inline_dispatch
+
+CHANGES = 200
+_ROWS = 30
+_RECEIVING = ("zmq-subscriber", "redis-link")
+"""How the names of the threads begin that receive."""
+_ANY_TIME_S = 60.0
+
+
+class StepCounter:
+    """Counts by function, while ``is_on``."""
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.is_on = False
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        """For `sys.settrace`."""
+        name = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self.calls[name] += self.is_on
+        elif event == "opcode":
+            self.steps[name] += self.is_on
+        return self.trace
+
+    def trace_receiving(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """For `threading.settrace`: other threads are left alone."""
+        is_wanted = threading.current_thread().name.startswith(_RECEIVING)
+        return self.trace(frame, event, argument) if is_wanted else None
+
+    def show(self) -> None:
+        print(f"{self.steps.total() / CHANGES:.0f} steps and {self.calls.total() / CHANGES:.0f} calls per change")
+        for name, steps in self.steps.most_common(_ROWS):
+            print(f"{steps / CHANGES:8.1f} steps {self.calls[name] / CHANGES:6.2f} calls  {name}")
+
+
+def count(side: str, database: str) -> StepCounter:
+    """``side`` is write or follow."""
+    counter = StepCounter()
+    (system,) = (one for one in OURS if one.database == database)
+    assert system.follower is not None
+    with contextlib.ExitStack() as stack:
+        # Counting takes its time, and a callback that takes long is called by another thread.
+        for limit in ("MOMENT_S", "LENT_MAX_S"):
+            stack.callback(setattr, inline_dispatch, limit, getattr(inline_dispatch, limit))
+            setattr(inline_dispatch, limit, _ANY_TIME_S)
+        server = stack.enter_context(database_servers.running(database))
+        url = server.new_url()
+        bus = system.bus if system.bus.startswith("zmq") else url.partition("?")[0]
+        writer = system.writer(url, bus)
+        stack.callback(writer.close)
+        writer.fill([object_write(place, -1) for place in range(OBJECTS)])
+        if side == "follow":
+            threading.settrace(counter.trace_receiving)
+        sink = CopySink()
+        stack.callback(system.follower(url, bus, writer.addresses, sink).close)
+        threading.settrace(None)  # type: ignore[arg-type]
+        for number in range(2 * CHANGES):
+            counter.is_on = number >= CHANGES  # after it has found its way
+            write = object_write(number % OBJECTS, number)
+            before = sys.gettrace()
+            sys.settrace(counter.trace if side == "write" else before)
+            writer.put(write)
+            sys.settrace(before)
+            if side == "follow":
+                sink.wait({write.key: number}, QUIET_S)  # so that each comes alone
+        counter.is_on = False
+    return counter
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="bench.steps", description=__doc__.partition("\n")[0])
+    parser.add_argument("side", choices=["write", "follow"])
+    parser.add_argument("database", choices=sorted({one.database for one in OURS}))
+    wanted = parser.parse_args()
+    count(wanted.side, wanted.database).show()

@@ -1,0 +1,1 @@
+"""How a local cache tells its consumers what changed."""
