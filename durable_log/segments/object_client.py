@@ -95,8 +95,9 @@ class ObjectClient:
         client = {name: _option(value) for name, value in self.options.items() if name in _CLIENT_OPTIONS}
         config = {name: value for name, value in self.options.items() if name not in _CLIENT_OPTIONS}
         connect_s = min(timeout_s, self._timeout_s)
+        opening: Any = from_url  # the types of the library name every setting of every store
         try:
-            return from_url(
+            return opening(
                 self._place,
                 config=config,
                 client_options={**client, "timeout": _seconds(timeout_s), "connect_timeout": _seconds(connect_s)},
