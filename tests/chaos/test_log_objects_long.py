@@ -31,7 +31,7 @@ def test_maintenance_killed_at_any_request_loses_nothing(
     tmp_path: pathlib.Path, fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened, state = Source(), Source()
-    options = f"sqlite://{tmp_path}/log.db?shards=1&segment_events=200&seal_events=1&compact_topics=state&"
+    options = f"sqlite://{tmp_path}/log.db?shards=1&seal_events=40&compact_topics=state&"
     with S3Server() as s3, S3Proxy(s3.port).running() as proxy:
         place = s3.new_prefix()
         with opened(options + s3.options(place)) as log:

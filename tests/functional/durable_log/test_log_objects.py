@@ -48,7 +48,7 @@ def place(s3: S3Server) -> str:
 
 @pytest.fixture
 def url(s3: S3Server, place: str, tmp_path: pathlib.Path) -> str:
-    return f"sqlite://{tmp_path}/log.db?shards=1&segment_events=300&{s3.options(place)}"
+    return f"sqlite://{tmp_path}/log.db?shards=1&seal_events=60&{s3.options(place)}"
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_of_two_copies_of_a_store_one_is_refused(s3: S3Server, place: str, url: 
     with opened(url) as log:
         sent = fill(log, Source())
     shutil.copy(tmp_path / "log.db", tmp_path / "copy.db")
-    copy = f"sqlite://{tmp_path}/copy.db?shards=1&segment_events=300&{s3.options(place)}"
+    copy = f"sqlite://{tmp_path}/copy.db?shards=1&seal_events=60&{s3.options(place)}"
     with opened(url) as log, opened(copy) as second:
         barrier = ThreadPoolExecutor(2)
         with barrier as pool:
