@@ -20,7 +20,7 @@ from durable_log.transfer.json_rows import encode_row
 from durable_log.upkeep.verifying import OnProgress
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import UsageError
-from pubsub_api.runtime.files import make_private
+from pubsub_api.runtime.files import make_private, open_private
 
 if TYPE_CHECKING:
     import pyarrow
@@ -112,7 +112,7 @@ def _portions(
 
 
 def _lines(path: pathlib.Path, batches: Iterator[pyarrow.RecordBatch]) -> None:
-    with path.open("wb") as file:
+    with os.fdopen(open_private(path, os.O_WRONLY), "wb") as file:
         for batch in batches:
             rows: list[dict[str, Any]] = batch.to_pylist()
             file.write(b"".join(part for row in rows for part in (encode_row(row), b"\n")))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import durable_log
+import durable_log.config
 import pubsub_api
 from durable_log.segments.columns import events_batch
 from nb_api import NbApi
@@ -18,6 +19,7 @@ from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken, PipelineError
 from spark_pipeline.writing import staged_files
 from spark_pipeline.writing.targets import MicroBatch, Target, open_target
+from spark_pipeline.writing.targets import log as log_targets
 from spark_pipeline.writing.targets.bus import BusTarget
 from spark_pipeline.writing.targets.db import DbTarget
 from spark_pipeline.writing.targets.log import LogTarget
@@ -221,13 +223,20 @@ def test_rows_of_one_object_keep_their_order_whatever_topics_they_have(tmp_path:
         assert (found.value, found.topic) == (4, "a")
 
 
+@pytest.fixture
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log takes frames of 64 KiB."""
+    for module in (durable_log.config, log_targets):
+        monkeypatch.setattr(module, "frame_bytes_max", lambda _conf: 65_536)
+
+
 @pytest.mark.parametrize("kind", ["log", "db"])
-def test_large_rows_go_in_portions_that_the_target_takes(tmp_path: pathlib.Path, kind: str) -> None:
+def test_large_rows_go_in_portions_that_the_target_takes(tmp_path: pathlib.Path, kind: str, small_frames: None) -> None:
     """600 rows of 16 KiB, where a frame of the log, and a transaction of the database, take a few of them."""
     value = msgspec.msgpack.encode(b"x" * 16_384)
     name = stage_rows(tmp_path, [{"key": f"k{number}", "value": value} for number in range(600)])
     if kind == "log":
-        log_target = LogTarget(f"sqlite://{tmp_path}/log.db?shards=1&frame_bytes_max=65536", str(tmp_path))
+        log_target = LogTarget(f"sqlite://{tmp_path}/log.db?shards=1", str(tmp_path))
         log_target.deliver(MicroBatch("q", CHECKPOINT, 0), [name])
         with contextlib.closing(durable_log.open(log_target.url)) as log:
             assert [state.end for state in log.state()] == [600]
@@ -239,9 +248,11 @@ def test_large_rows_go_in_portions_that_the_target_takes(tmp_path: pathlib.Path,
         assert len(nb.get_all("port")) == 600
 
 
-def test_a_row_that_no_target_takes_is_refused_before_the_batch_is_named(tmp_path: pathlib.Path) -> None:
+def test_a_row_that_no_target_takes_is_refused_before_the_batch_is_named(
+    tmp_path: pathlib.Path, small_frames: None
+) -> None:
     targets = [
-        LogTarget(f"sqlite://{tmp_path}/log.db?frame_bytes_max=65536", str(tmp_path)),
+        LogTarget(f"sqlite://{tmp_path}/log.db", str(tmp_path)),
         DbTarget(f"sqlite://{tmp_path}/objects.db", str(tmp_path)),
         BusTarget("memory://rows", str(tmp_path)),
     ]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands.history.log_files import add_export, add_import, run_export, run_import
-from heliograph.commands.history.log_reading import (
+from heliograph.logs.files import add_export, add_import, run_export, run_import
+from heliograph.logs.reading import (
     add_info,
     add_shard,
     add_tail,

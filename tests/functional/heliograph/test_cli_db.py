@@ -13,7 +13,7 @@ import pytest
 
 from heliograph import exits
 from heliograph.main import main
-from nb_api import LocalCache, NbApi
+from nb_api import LocalCache, NbApi, notify_config
 from nb_api.loading import open_db
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.servers import RedisServer, free_port
@@ -182,14 +182,14 @@ def test_db_publishes_like_any_writer(run: Run, url: str, redis_server: RedisSer
 
 
 def test_db_says_when_a_change_is_stored_and_not_published(
-    url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is at the bus: exit code 3, and the outbox has it."""
+    monkeypatch.setattr(notify_config, "PUBLISH_TIMEOUT_S", 0.2)
     bus = f"redis://127.0.0.1:{free_port()}/0"
     conf = tmp_path / "heliograph.conf"
     conf.write_text(
-        f"[pubsub]\nenable_df_pub_sub = true\npub_sub_driver = redis\n"
-        f"[redis]\nurl = {bus}\n[db]\nurl = {url}\npublish_timeout = 0.2\n"
+        f"[pubsub]\nenable_df_pub_sub = true\npub_sub_driver = redis\n[redis]\nurl = {bus}\n[db]\nurl = {url}\n"
     )
     words = ["db", "create", "port", "p1", "1", "--topic", "t", "--config-file", str(conf)]
     assert main([*words, "--flush-timeout", "0.3"]) == exits.ENVIRONMENT

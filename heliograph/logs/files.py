@@ -8,7 +8,7 @@ import dataclasses
 import pathlib
 
 from heliograph import exits
-from heliograph.commands.history.log_reading import add_filters, add_shard, add_since, opened, shards_of
+from heliograph.logs.reading import add_filters, add_shard, add_since, opened, shards_of
 from heliograph.opening.logs import opened_log
 from heliograph.output import Output, counted
 from heliograph.terminal.progress import progress_of
