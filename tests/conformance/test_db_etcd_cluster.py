@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 def cluster() -> Iterator[EtcdCluster]:
     with pytest.MonkeyPatch.context() as patch, EtcdCluster(3, has_tls=True) as cluster:
         for name, path in FILES.items():  # processes that the suite starts know nothing but a URL
-            patch.setenv(f"OS_DB_ETCD__{name.upper()}", path)
+            patch.setenv(f"OS_DB__{name.upper()}", path)
         cluster.add_users("heliograph", "p@ss:w/rd", b"test-")
         yield cluster
 
