@@ -12,6 +12,7 @@ from nb_api import config, notify_config
 from nb_api.db_api import DbApi
 from nb_api.errors import DbNotFound
 from pubsub_api.config import check_group, new_conf
+from pubsub_api.errors import DriverNotFound
 from pubsub_api.runtime.options import refuse_tls
 from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
@@ -78,4 +79,9 @@ def load_db_driver(name: str) -> type[DbApi]:
     Raises DriverNotFound with the names that exist, DriverDependencyMissing with the pip extra when the library is
     missing or cannot be imported, and DriverError when the driver itself is broken.
     """
-    return _PLUGINS.load(name)
+    try:
+        return _PLUGINS.load(name)
+    except DriverNotFound as error:
+        if name not in ("http", "https"):
+            raise
+        raise DriverNotFound(f"{error}. An etcd is etcd://host:port/prefix, with TLS etcds://") from None

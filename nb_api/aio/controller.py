@@ -105,6 +105,8 @@ class AsyncController:
         self._name = name
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unbegun: set[Key] = set()
+        """Of tasks that have not made their first step."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_waking = False
         """The loop was told that there is something to do.  Guarded by the lock of the work."""
@@ -216,7 +218,8 @@ class AsyncController:
         while len(self._tasks) < self._workers and (taken := self._work.pick()) is not None:
             task = self._loop.create_task(self._run(taken))
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self._unbegun.add(taken.key)
+            task.add_done_callback(functools.partial(self._ended, taken))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -224,12 +227,16 @@ class AsyncController:
         if wait_s < math.inf:
             self._timer = self._loop.call_later(max(wait_s, 0.0), self._begin_runs)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, taken: Taken, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if taken.key in self._unbegun:  # cancelled before its first step, so that nothing of it could tell its end
+            self._unbegun.discard(taken.key)
+            self._work.fail(taken, asyncio.CancelledError("cancelled before it began"), None)
         if not self._work.is_stopping:
             self._begin_runs()
 
     async def _run(self, taken: Taken) -> None:
+        self._unbegun.discard(taken.key)
         _RUN.set(asyncio.current_task())
         request = None
         try:

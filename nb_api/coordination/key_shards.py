@@ -14,7 +14,15 @@ from collections.abc import Callable
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
 from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
-from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardCounters, ShardRecord, ShardRun, shard_of
+from nb_api.core.key_shards import (
+    LEASE_S_MAX,
+    KeyShardsCore,
+    RecordCall,
+    ShardCounters,
+    ShardRecord,
+    ShardRun,
+    shard_of,
+)
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from pubsub_api.errors import Closed, Forked, UsageError
@@ -96,11 +104,11 @@ class KeyShards(Closeable):
         check_name(name, "name of key shards")
         if len(name) > NAME_CHARACTERS_MAX - _KEY_CHARACTERS:
             raise UsageError(f"a name of key shards has {NAME_CHARACTERS_MAX - _KEY_CHARACTERS} characters at most")
-        if not 1 <= count <= COUNT_MAX:
+        if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
             raise UsageError(f"keys are divided into 1 to {COUNT_MAX} shards, not {count!r}")
         self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
-        if not self._lease_s > 0:
-            raise UsageError(f"a lease takes time, not {self._lease_s} s")
+        if not 0 < self._lease_s <= LEASE_S_MAX:
+            raise UsageError(f"a lease takes time, {LEASE_S_MAX:g} s at most, not {self._lease_s} s")
         self._db = db
         self._name = name
         self._count = count

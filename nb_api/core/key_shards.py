@@ -10,7 +10,8 @@ compare-and-set.
   while nine tenths of it last (`pubsub_api.core.leases`).
 - A process whose sign of life was the same for a whole lease, as another observes it, is *ended*: the other deletes
   that very version.  If this succeeds, no renewal was carried out meanwhile and none ever will be.  A process that
-  finds its sign of life gone begins another life, with another mark and without shards.
+  finds its sign of life gone begins another life, with another mark and without shards.  The sign of life tells the
+  lease, so that processes whose leases differ judge each other by the longer one.
 - A claim is written by the process that it names, and by another one only when the sign of life that it names is gone.
 
 So while a lease lasts, nobody else can have taken a claim that goes with it.  A lease that was over and is renewed
@@ -23,7 +24,9 @@ A process with another ``count`` puts keys into other shards.  So it takes no sh
 another count whose sign of life was created before its own.  It looks for such ones after it has created its own, and
 of two the later one always finds the earlier one.
 
-The *token* of a shard is the version with which its claim was written, higher than that of every holder before.
+The *token* of a shard is the version with which its claim was written, higher than that of every holder before.  A
+database that was put back to a backup would show claims with lower ones: a process that finds its sign of life as it
+was in the past begins another life, and the former one is ended like that of any process that is gone.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from pubsub_api.core.leases import LeaseProgress, LeaseWrites
 _LOOKS_PER_LEASE = 10
 """Of a process that wants shards which it cannot have yet."""
 _ATTEMPTS_MAX = 16
+LEASE_S_MAX = 3600.0
+"""As that of the option: a process that died with a longer one would keep its shards from the others for that long."""
 _MEMBER = "member"
 
 
@@ -101,6 +106,8 @@ class _Member(NamedTuple):
     since: int
     """The version with which the sign of life was created."""
     is_leaving: bool
+    lease_s: float
+    """Of a release that did not tell it: 0."""
 
 
 class KeyShardsCore:
@@ -261,6 +268,7 @@ class KeyShardsCore:
             "holder": self._holder,
             "attempt": self._attempt + 1,
             "count": self.count,
+            "lease": self._lease_s,
             "since": self._since,
             "leaving": self._is_leaving,
         }
@@ -281,6 +289,8 @@ class KeyShardsCore:
         self._look_at = now + self._interval_s
         members = {key.partition("/")[2]: _member(found) for key, found in records.items() if _is_member(key)}
         own = records.get(self._member_key)
+        if own is not None and own.version < self._writes.version:
+            own = None  # a backup was put back: the claims in it are of the past, and so are their tokens
         fields = {} if own is None else _fields(own.value)
         self._writes.settle(fields.get("attempt"), 0 if own is None else own.version)
         if own is None:
@@ -307,7 +317,7 @@ class KeyShardsCore:
             self._hold(shard, version)
 
     def _make_plan(self, records: Mapping[str, ShardRecord], members: Mapping[str, _Member], now: float) -> None:
-        silent = [mark for mark in members if mark != self._mark and self._progress.idle_s(mark) >= self._lease_s]
+        silent = [mark for mark, one in members.items() if mark != self._mark and self._is_silent(mark, one)]
         for mark in silent:
             self._plan.append(RecordCall("delete", f"{_MEMBER}/{mark}", expected_version=members[mark].version))
         sharing = [mark for mark, one in members.items() if _shares(one, self.count, members.values())]
@@ -331,6 +341,10 @@ class KeyShardsCore:
             self._look_at = now
         elif wanted:
             self._look_at = now + self._lease_s / _LOOKS_PER_LEASE
+
+    def _is_silent(self, mark: str, one: _Member) -> bool:
+        """By the longer lease of the two, when they differ: it counts on its own."""
+        return self._progress.idle_s(mark) >= max(self._lease_s, one.lease_s)
 
     def _end_surplus(self) -> None:
         """Those first in which least is running."""
@@ -407,7 +421,7 @@ class KeyShardsCore:
             self.counters.losses += 1
 
     def _end_life(self) -> None:
-        """Another process has ended this one, and may have taken every shard."""
+        """Another process has ended this one, and may have taken every shard; or the database has lost what it knew."""
         self.counters.losses += len(self._held)
         self._held.clear()
         self.moves += 1
@@ -443,10 +457,11 @@ def _mark(claim: ShardRecord) -> str | None:
 
 def _member(found: ShardRecord) -> _Member:
     fields = _fields(found.value)
-    since = fields.get("since")
+    since, lease_s = fields.get("since"), fields.get("lease")
     return _Member(
         found.version,
         fields.get("count"),
         since if isinstance(since, int) and since else found.version,
         fields.get("leaving") is True,
+        lease_s if isinstance(lease_s, int | float) and 0 < lease_s <= LEASE_S_MAX else 0.0,
     )

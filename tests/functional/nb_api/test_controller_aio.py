@@ -60,6 +60,30 @@ def test_runs_are_made_on_the_loop_of_the_program() -> None:
     run(test)
 
 
+def test_a_run_that_is_cancelled_before_its_first_step_is_made_again() -> None:
+    async def test() -> None:
+        cache, seen = ScriptedCache(), set[str]()
+        others = asyncio.all_tasks()
+        cancelled = 0
+
+        async def reconcile(request: Request) -> None:
+            nonlocal cancelled
+            if not cancelled:  # those that were made together with this one have not begun
+                waiting = asyncio.all_tasks() - others - {asyncio.current_task()}
+                cancelled = sum(task.cancel() for task in waiting)
+            seen.add(request.key)
+
+        for number in range(4):
+            cache.put("port", f"p{number}")
+        async with made(cache, reconcile, workers=4) as controller:
+            await until(lambda: len(seen) == 4)
+            await controller.wait_idle(timeout_s=WAIT_S)
+            assert controller.running() == []
+        assert cancelled
+
+    run(test)
+
+
 def test_so_many_run_at_a_time_and_no_key_twice() -> None:
     async def test() -> None:
         cache = ScriptedCache()

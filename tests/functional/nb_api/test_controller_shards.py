@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pathlib
 import threading
@@ -255,11 +256,13 @@ def test_coroutines_share_keys(tmp_path: pathlib.Path) -> None:
 
 def test_what_makes_no_sense_is_refused(tmp_path: pathlib.Path) -> None:
     with open_nb(sqlite_url(tmp_path)) as nb:
-        for count in (0, COUNT_MAX + 1):
+        counts: list[Any] = [0, COUNT_MAX + 1, 1.5, "8"]
+        for count in counts:
             with pytest.raises(UsageError, match="1 to 1024"):
                 KeyShards(nb.db, "flows", count=count, holder="a")
-        with pytest.raises(UsageError, match="takes time"):
-            KeyShards(nb.db, "flows", count=1, holder="a", lease_s=0)
+        for lease_s in (0, 3601, math.inf, math.nan):
+            with pytest.raises(UsageError, match="takes time"):
+                KeyShards(nb.db, "flows", count=1, holder="a", lease_s=lease_s)
         with pytest.raises(UsageError, match="200 characters"):
             KeyShards(nb.db, "f" * 201, count=1, holder="a")
         both: Any = {"election": Election(nb.db, "x", holder="a"), "shards": KeyShards(nb.db, "x", count=1, holder="a")}

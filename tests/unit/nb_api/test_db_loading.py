@@ -30,6 +30,12 @@ def test_a_url_that_names_no_database_is_refused(url: str) -> None:
         loading.build_db(url)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_who_gives_the_address_of_an_etcd_in_its_former_way_is_told_the_new_one(scheme: str) -> None:
+    with pytest.raises(errors.DriverNotFound, match="An etcd is etcd://host:port/prefix, with TLS etcds://"):
+        loading.build_db(f"{scheme}://host:2379/prefix")
+
+
 def test_a_password_is_not_shown() -> None:
     with pytest.raises(errors.InvalidConfig) as caught:
         loading.build_db("postgresql://user:secret@host:port/db")

@@ -208,6 +208,32 @@ class TestSeveralProcesses:
         run(store, 6 * LEASE_S, 8 * LEASE_S, second, first)
         assert (first.tokens(), second.tokens()) == before
 
+    def test_each_is_judged_by_the_lease_that_it_counts_itself(self) -> None:
+        """A rolling change of the option gives two processes different leases."""
+        slow, quick, store = KeyShardsCore("a", "a", COUNT, 8 * LEASE_S), process("b"), Store()
+        run(store, 0, 1, slow)
+        for now in range(1, 200):
+            run(store, now, now + 1, slow, quick)
+            assert not slow.tokens().keys() & quick.tokens().keys()
+        assert quick.counters.ended == slow.counters.ended == slow.counters.lapses == quick.counters.lapses == 0
+        assert len(slow.tokens()) == len(quick.tokens()) == COUNT // 2
+        run(store, 200, 200 + 10 * LEASE_S, quick)
+        assert len(quick.tokens()) == COUNT
+
+    def test_after_a_backup_was_put_back_no_token_is_lower_than_before(self) -> None:
+        first, second, store = process("a"), process("b"), Store()
+        run(store, 0, LEASE_S, first)
+        backup = dict(store.records)
+        run(store, LEASE_S, 2 * LEASE_S, first, second)
+        assert len(second.tokens()) == COUNT // 2
+        second.leave()
+        run(store, 2 * LEASE_S, 3 * LEASE_S, first, second)
+        before = first.tokens()
+        store.records = dict(backup)
+        run(store, 3 * LEASE_S, 6 * LEASE_S, first)
+        assert len(first.tokens()) == COUNT
+        assert [shard for shard, token in first.tokens().items() if token < before[shard]] == []
+
     def test_who_leaves_gives_up_each_shard_when_its_runs_have_ended(self) -> None:
         first, second, store = process("a"), process("b"), Store()
         run(store, 0, LEASE_S, first, second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Callable, Iterator
 
@@ -187,8 +188,8 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
         ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option\. What became of"),
         (
             "clock_skew_max = 5\nhello_rate_max = 1\n",
-            r"clock_skew_max, in .*, is no option: it was removed, and is a constant\. Neither are hello_rate_max\. .*"
-            r"options\.md, \"Options that are gone\"",
+            r"clock_skew_max, in .*, is no option: it was removed, and is a constant\. Neither are \[pubsub\] "
+            r"hello_rate_max \(a constant\)\. .*options\.md, \"Options that are gone\"",
         ),
         ("retry_interval = 1\n", r"retry_interval, in .*: it was removed, and follows from: retry_interval_max / 10"),
         ("[memory]\nnames = x\n", r"\[memory\] names, in .*, is no option: is name meant"),
@@ -197,6 +198,36 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
 def test_a_misspelt_option_is_refused_with_the_one_that_is_meant(write_conf: WriteConf, text: str, reason: str) -> None:
     with pytest.raises(errors.InvalidConfig, match=reason):
         pubsub_api.open(config_files=[write_conf(f"[pubsub]\npub_sub_driver = memory\n{text}")])
+
+
+def test_removed_options_of_all_groups_are_told_at_once(write_conf: WriteConf) -> None:
+    one = write_conf("[pubsub]\npub_sub_driver = redis\nclock_skew_max = 5\n[redis]\nssl = true\ntls_ca_file = /ca\n")
+    with pytest.raises(errors.InvalidConfig) as caught:
+        pubsub_api.open(config_files=[one])
+    assert "Neither are [redis] ssl (url rediss://); [redis] tls_ca_file (pubsub tls_ca_file)." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [
+        ("OS_PUBSUB__HMAC_KEYY", "OS_PUBSUB__HMAC_KEYY, in the environment, is no option: is hmac_key meant?"),
+        ("OS_REDIS__TLS_CA_FILE", "it was removed, and follows from: pubsub tls_ca_file."),
+        ("OS_REDIS__HEALTH_INTERVAL", "it was removed, and is a constant."),
+    ],
+)
+def test_a_variable_of_the_environment_that_would_have_no_effect_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, reason: str
+) -> None:
+    monkeypatch.setenv(variable, "a-secret-that-is-not-shown")
+    with pytest.raises(errors.InvalidConfig, match=re.escape(reason)) as caught:
+        pubsub_api.open("redis://127.0.0.1:6379/0")
+    assert "a-secret" not in str(caught.value)
+
+
+def test_variables_of_other_drivers_and_programs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("OS_REDIS__TLS_CA_FILE", "OS_NOVA__URL", "OS_PUBSUB_HMAC", "OS_PUBSUB__RETRY_INTERVAL_MAX"):
+        monkeypatch.setenv(variable, "1")
+    pubsub_api.open("memory://variables").close()
 
 
 def test_options_of_other_programs_in_the_same_file_are_left_alone(write_conf: WriteConf) -> None:

@@ -40,6 +40,8 @@ def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
         ("longpoll://host:1/path", "longpoll://host:port"),
         ("longpoll://host:99999", "range"),
         ("longpoll://host:1?nonsense=1", "is no option"),
+        ("longpoll://host:1?linger=1", "'linger' is no option there; it was removed, and is a constant. Options are"),
+        ("longpoll://host:1?retry_interval=1", "it was removed, and follows from: retry_interval_max / 10"),
         ("longpoll://host:1?tls=true&tls=false", "given twice"),
         ("longpoll://host:1?poll_interval=never", "poll_interval"),
         ("longpoll://host:1?poll_interval=-1", "poll_interval"),
