@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 import durable_log
+from durable_log.log_api import shard_of
 from durable_log.testing.sources import Source, check_consistent, numbers
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.logs import in_time, opened
-from tests.helpers.redis_sites import RedisSite, in_a_cluster, watched_by_sentinels
+from tests.helpers.redis_sites import RedisSite, SlotMove, in_a_cluster, watched_by_sentinels
 from tests.helpers.servers import free_port
 
 TOPICS = ("t", "other")
@@ -64,6 +65,26 @@ def test_what_no_replica_has_is_not_acknowledged(site: RedisSite) -> None:
                 server.thaw()
         in_time(lambda: log.append([frame]))
         assert in_time(lambda: numbers(log, source.guid, "t")) == list(range(1, 7))
+
+
+def test_a_slot_that_moves_to_another_node_takes_the_log_with_it() -> None:
+    source = Source()
+    with in_a_cluster("heliograph:log:") as site, opened(site.url) as log:
+        log.append([source.frame("t", 3)])
+        move = SlotMove(site, "heliograph:log:")
+        move.begin()
+        # A stream of which the shard, but not the stream itself, has keys already.
+        beside = next(name for name in ("a", "b", "c", "d", "e") if shard_of(name, 2) == shard_of("t", 2))
+        frames = [source.frame("t", 3), source.frame(beside, 3)]
+        with pytest.raises(durable_log.LogUnavailable):
+            log.append(frames)
+        with pytest.raises(durable_log.LogUnavailable):
+            log.put_records([("a", b"1", 0)])
+        move.finish()
+        assert in_time(lambda: log.append(frames)).events == 6, "nothing was kept of what was refused"
+        assert in_time(lambda: log.put_records([("a", b"1", 0)]))
+        assert in_time(lambda: numbers(log, source.guid, "t")) == list(range(1, 7))
+        check_consistent(log)
 
 
 @pytest.mark.parametrize(
