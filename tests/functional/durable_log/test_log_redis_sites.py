@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import urllib.parse
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import durable_log
 from durable_log.log_api import shard_of
 from durable_log.testing.sources import Source, check_consistent, numbers
+from heliograph_drivers.log.redis.masters import find_master
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.logs import in_time, opened
 from tests.helpers.redis_sites import RedisSite, SlotMove, in_a_cluster, watched_by_sentinels
@@ -95,11 +97,25 @@ def test_a_slot_that_moves_to_another_node_takes_the_log_with_it() -> None:
         "redis+sentinel://127.0.0.1:1/truth/zero",
         "redis+cluster://127.0.0.1:1/3",
         "redis+cluster://127.0.0.1:0",
+        "redis+cluster://127.0.0.1:1,",
+        "redis+sentinel://,127.0.0.1:1/truth",
+        "redis+cluster://u:hidden@127.0.0.1:1,u:hidden@127.0.0.1:2",
+        "redis+cluster://127.0.0.1:1?key_prefix=a{}b",
+        "redis+cluster://127.0.0.1:1?key_prefix=a{b",
+        "redis+cluster://127.0.0.1:1?key_prefix=}b",
+        "redis+sentinel://u:hidden/x@127.0.0.1:1/truth",
     ],
 )
 def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
-    with pytest.raises(InvalidConfig):
+    with pytest.raises(InvalidConfig) as caught:
         durable_log.open(url)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:", "[::1]", "[::1]:"])
+def test_a_sentinel_without_a_port_has_that_of_sentinels(place: str) -> None:
+    url = urllib.parse.urlsplit(f"redis+sentinel://{place},{place}/truth")
+    assert find_master(url, "key", {}, {}).address.count(":26379") == 2
 
 
 @pytest.mark.parametrize("scheme", ["redis+sentinel://{}/truth", "redis+cluster://{}"])
