@@ -23,12 +23,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # anybody may stand still for seconds.  Programs that tests start inherit it.
 _PATIENCE = {
     "HELIOGRAPH_CONFORMANCE_WAIT_S": "60",
-    "OS_DB__CONNECT_TIMEOUT": "60", "OS_DB__OPERATION_TIMEOUT": "60",
-    "OS_DURABILITY__NO_SERVICE_TIME": "30", "OS_DURABILITY__PAGE_TIMEOUT": "10",
-    "OS_LOG__CONNECT_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",
-    "OS_LONGPOLL__POLL_GRACE": "60", "OS_LONGPOLL__SESSION_TIMEOUT": "120", "OS_LONGPOLL__CONNECT_TIMEOUT": "30",
-    "OS_REDIS__CONNECT_TIMEOUT": "30", "OS_REDIS__SEND_TIMEOUT": "60", "OS_REDIS__HEALTH_INTERVAL": "60",
-    "OS_ZENOH__LEASE": "60", "OS_ZENOH__SYNC_TIMEOUT": "30",
+    "OS_DB__OPERATION_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",
+    "OS_DURABILITY__NO_SERVICE_TIME": "30", "OS_LONGPOLL__SESSION_TIMEOUT": "120", "OS_ZENOH__LEASE": "60",
 }  # fmt: skip
 for _name, _value in _PATIENCE.items():
     os.environ.setdefault(_name, _value)

@@ -27,7 +27,7 @@ FILES = {
     "tls_cert_file": str(TLS / "nameless.pem"),
     "tls_key_file": str(TLS / "nameless-key.pem"),
 }
-"""Options of ``[db_etcd]`` that a cluster with TLS lets in.  The certificate has no common name, or the gateway refuses
+"""Options of ``[db]`` that a cluster with TLS lets in.  The certificate has no common name, or the gateway refuses
 it as soon as there are users."""
 ROOT_PASSWORD = "root's"
 

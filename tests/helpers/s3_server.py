@@ -46,11 +46,15 @@ class S3Server(ServerProcess):
         config = {**ACCESS, "endpoint": f"http://127.0.0.1:{self.port}"}
         return from_url(place, config=config, client_options={"allow_http": True})  # type: ignore[arg-type,return-value]
 
+    def environment(self) -> dict[str, str]:
+        """What tells a process where the store is, and who it is there."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_ALLOW_HTTP": "true",
+            "AWS_EC2_METADATA_DISABLED": "true", **{f"AWS_{name.upper()}": value for name, value in ACCESS.items()},
+        }  # fmt: skip
+
     def make_bucket(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        with contextlib.closing(connection):
-            connection.request("PUT", f"/{BUCKET}")
-            assert connection.getresponse().status == 200
+        assert self._ask("PUT", f"/{BUCKET}") == 200
 
     def start(self) -> S3Server:
         super().start()
@@ -61,11 +65,14 @@ class S3Server(ServerProcess):
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", "/moto-api/")
-            return connection.getresponse().status == 200
+        with contextlib.suppress(OSError):
+            return self._ask("GET", "/moto-api/") == 200
         return False
+
+    def _ask(self, method: str, path: str) -> int:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path)
+            return connection.getresponse().status
 
 
 def segment_option(place: str, port: int) -> str:

@@ -23,19 +23,19 @@ from spark_pipeline.lake import LakeTable
 from spark_pipeline.objects import ObjectDirectory
 from spark_pipeline.reading.checkpoints import batch_mark
 from spark_pipeline.reading.whole_log import read_log
+from tests.helpers.s3_server import BUCKET, S3Server
 from tests.spark.conftest import log_frame
-from tests.spark.object_server import BUCKET, ObjectServer
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with ObjectServer() as started:
+def server() -> Iterator[S3Server]:
+    with S3Server() as started:
         yield started
 
 
 @pytest.fixture
 def bucket(
-    server: ObjectServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    server: S3Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> str:
     """A place of its own for each test, which this process and the workers of Spark can reach."""
     for name, value in server.environment().items():

@@ -63,7 +63,7 @@ def test_a_new_log_has_sixteen_shards(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nothing://x", "available: postgres, postgresql, redis, rediss, sqlite"),
+        ("nothing://x", "available: postgres, postgresql, redis, redis+cluster, redis+sentinel, rediss"),
         ("log.db", "does not name a log"),
         ("sqlite:///", "names no SQLite file"),
         ("sqlite://host/log.db", "names no SQLite file"),

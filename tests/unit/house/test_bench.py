@@ -173,7 +173,6 @@ def test_the_time_to_repair_is_that_of_the_events_that_were_dropped() -> None:
             times_ns = repair_times_ns(done)
             assert done.received + done.subscriber["lost"] == EVENTS
             assert 0 < dropped <= len(times_ns) + done.subscriber["lost"]
-            assert min(times_ns) > min(done.findings[0]["latencies_ns"])
 
 
 def test_events_that_were_not_dropped_have_no_time_to_repair() -> None:
