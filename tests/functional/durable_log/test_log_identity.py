@@ -358,7 +358,10 @@ def test_a_log_whose_segments_are_all_lost_goes_on_when_they_are_given_up(tmp_pa
     with contextlib.closing(build_log(url)) as log:
         assert isinstance(log, SegmentedLog)
         log.connect()
-        report = repair(log)
+        with pytest.raises(durable_log.SegmentsRefused, match="is empty"):
+            repair(log)
+        assert len(log.segments()) == 1
+        report = repair(log, gives_up=True)
         give_up_damaged(log, report)
         assert report.given_up == 10
     with opened(url) as log:
