@@ -77,7 +77,8 @@ class LogReplaced(LogError):
 
 
 class SegmentsRefused(LogError):
-    """The directory of sealed segments belongs to another log, or to a later state of this one.  Nothing was changed.
+    """The directory of sealed segments belongs to another log, or to a later state of this one, or is empty although
+    the log has sealed segments.  Nothing was changed.
 
     The message says what can be done.
     """
@@ -87,7 +88,7 @@ class SegmentsRefused(LogError):
         self.identity = identity
         """Identity of the log that was to be opened."""
         self.found = found
-        """Identity to which the directory belongs."""
+        """Identity to which the directory belongs; empty when it is empty."""
 
 
 class OffsetTooOld(LogError):

@@ -37,6 +37,12 @@ _CLIENT_OPTIONS = frozenset({
     "allow_http", "allow_invalid_certificates", "http1_only", "http2_only", "proxy_url", "proxy_ca_certificate",
     "proxy_excludes", "root_certificate", "user_agent",
 })  # fmt: skip
+_NOT_OPTIONS = frozenset({
+    "connect_timeout", "default_content_type", "default_headers", "http2_keep_alive_interval",
+    "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "pool_idle_timeout", "pool_max_idle_per_host",
+    "randomize_addresses", "read_timeout", "timeout",
+})  # fmt: skip
+"""What obstore's client has beside these.  Taken for options of a store they would end the process."""
 _TEXT_MAX = 400
 
 _threads_of_pid = 0
@@ -74,14 +80,18 @@ class ObjectClient:
         self._place, _, query = url.partition("?")
         self._timeout_s = timeout_s
         if not _URL.fullmatch(self._place):
+            shown = re.match(r"[\w:/.=+-]*(?=[^@]*$)", self._place)  # the rest may be a secret
             raise InvalidConfig(
-                f"[log] segment_directory = {self._place}: write scheme://bucket/prefix, of letters, digits and ._=+-"
+                f"[log] segment_directory = {shown[0] if shown else ''}...: write scheme://bucket/prefix, of letters, "
+                "digits and ._=+-, and options behind a ?"
             )
         try:
             pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         except ValueError:
             raise InvalidConfig(f"{self._place}: its query must be name=value pairs") from None
         self.options = dict(pairs)
+        if refused := sorted(self.options.keys() & _NOT_OPTIONS):
+            raise InvalidConfig(f"{self._place}: {refused[0]} cannot be set; times follow from [log] operation_timeout")
         self._store = self._open(timeout_s)
         self._uploads = self._open(UPLOAD_TIMEOUT_S)
 
@@ -238,6 +248,6 @@ def _seconds(seconds: float) -> datetime.timedelta:
 
 
 def _text(error: Exception) -> str:
-    """What obstore says, without its internal state."""
-    said = " ".join(str(error).partition("Debug source")[0].split())
+    """What obstore says, without its internal state and what an address of a server has before its host."""
+    said = " ".join(re.sub(r"//[^/\s]*@", "//***@", str(error).partition("Debug source")[0]).split())
     return said if len(said) <= _TEXT_MAX else f"{said[:_TEXT_MAX]}..."

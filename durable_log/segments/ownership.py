@@ -44,18 +44,36 @@ class _Mark(msgspec.Struct):
     it."""
 
 
-def check_owner(store: SegmentStore, lineage: Lineage) -> None:
-    """Raises SegmentsRefused when the directory belongs to another log.  One without a mark belongs to its files."""
+def check_owner(store: SegmentStore, lineage: Lineage, listed: Callable[[], int]) -> None:
+    """Raises SegmentsRefused when the directory belongs to another log, or is empty although the manifest has as many
+    segments as ``listed`` says.  One without a mark belongs to its files."""
     mark = read_mark(store)
     if mark is not None:
         owners = [] if lineage.owns(mark.identity) else [mark.identity]
     else:
-        owners = sorted({name.log for _, name, _ in store.published() if not lineage.owns(name.log)})
+        found = {name.log for _, name, _ in store.published()}
+        owners = sorted(name for name in found if not lineage.owns(name))
+        check_not_empty(store, lineage, listed)
     if owners:
         raise SegmentsRefused(
             f"{store.place} has the segments of the log {', '.join(owners)}, and this is the log {lineage.identity}. "
             f"{_WAYS_OUT}",
             identity=lineage.identity, found=owners[0],
+        )  # fmt: skip
+
+
+def check_not_empty(store: SegmentStore, lineage: Lineage, listed: Callable[[], int]) -> None:
+    """Raises SegmentsRefused when there is nothing, although the manifest has as many segments as ``listed`` says."""
+    if read_mark(store) is not None or next(iter(store.published()), None) is not None:
+        return
+    # The mark is there before the first segment is listed, so it is looked for once more.
+    if (count := listed()) and read_mark(store) is None:
+        raise SegmentsRefused(
+            f"{store.place} is empty, and the log {lineage.identity} has {count} sealed segments: they are in another "
+            "place, or what is there is not mounted. Name that one as [log] segment_directory, or copy all that it "
+            f"has, {MARK} too; only if it is lost let 'heliograph log repair --give-up-damaged' go on without it. "
+            "Nothing was changed",
+            identity=lineage.identity, found="",
         )  # fmt: skip
 
 

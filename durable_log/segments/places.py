@@ -10,7 +10,8 @@ from durable_log.segments.objects import SCHEMES, ObjectSegments
 from durable_log.segments.store import SegmentStore
 from pubsub_api.errors import InvalidConfig
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_SCHEME = re.compile(rf"\s*(?:([A-Za-z][A-Za-z0-9+.-]*):/|({'|'.join(SCHEMES)})(?::|//))")
+"""The second form is that of an address with a typing error, which is no directory either."""
 
 
 def segment_store(configured: str, default: pathlib.Path | None, *, timeout_s: float) -> SegmentStore:
@@ -18,9 +19,9 @@ def segment_store(configured: str, default: pathlib.Path | None, *, timeout_s: f
     DriverDependencyMissing."""
     scheme = _SCHEME.match(configured)
     if scheme is not None:
-        if scheme[1].lower() not in SCHEMES:
+        if (scheme[1] or scheme[2]).lower() not in SCHEMES:
             raise InvalidConfig(
-                f"[log] segment_directory = {configured.partition('?')[0]}: segments are kept in a directory, whose "
+                f"[log] segment_directory = {scheme[1]}://...: segments are kept in a directory, whose "
                 f"path has no scheme, or on object storage: {', '.join(f'{one}://bucket/prefix' for one in SCHEMES)}. "
                 "Others have no write that fails when the object exists, which sealing depends on: mount them"
             )

@@ -66,6 +66,8 @@ class TopicRetention:
         self._ages = ages
         self._looked: dict[str, int] = {}
         """Path -> how many of the ages were over when it was looked into."""
+        self._newest: dict[str, int] = {}
+        """Path -> when the newest event was appended, of segments with times that lie ahead."""
 
     def drop(self, shard: int, now_ns: int) -> int:
         """Returns how many events went.  Takes the sealer's lock.  Raises LogUnavailable, LogCorrupt."""
@@ -76,24 +78,25 @@ class TopicRetention:
             segments = self._log.segments(shard)
             for segment in segments:
                 over = sum(
-                    now_ns - int(age_s * _SECOND_NS) > _newest_ns(segment, now_ns) for age_s in self._ages.finite_s
+                    now_ns - int(age_s * _SECOND_NS) > self._newest_ns(segment, now_ns) for age_s in self._ages.finite_s
                 )
                 if over and segment.rows and self._looked.get(segment.path) != over:
                     removed += self._drop_from(segment, now_ns)
                     self._looked[segment.path] = over
             listed = self._log.segments(shard)
         for segment in listed:
-            if segment.rows or _newest_ns(segment, now_ns) > now_ns - int(self._ages.finite_s[0] * _SECOND_NS):
+            if segment.rows or self._newest_ns(segment, now_ns) > now_ns - int(self._ages.finite_s[0] * _SECOND_NS):
                 break
             empty_until = segment.end
         if empty_until:
             self._log.trim(shard, empty_until)
         known = {segment.path for segment in self._log.segments()}
         self._looked = {path: over for path, over in self._looked.items() if path in known}
+        self._newest = {path: newest_ns for path, newest_ns in self._newest.items() if path in known}
         return removed
 
     def _drop_from(self, segment: Segment, now_ns: int) -> int:
-        newest_ns = _newest_ns(segment, now_ns)
+        newest_ns = self._newest_ns(segment, now_ns)
         found = {topic: self._ages.of(topic) for topic in self._log.segment_reader.topics(segment)}
         gone = [topic for topic, age_s in found.items() if age_s and now_ns - int(age_s * _SECOND_NS) > newest_ns]
         return self._compactor.write_anew(segment, self._without(segment, gone)) if gone else 0
@@ -106,8 +109,13 @@ class TopicRetention:
         for table in self._compactor.row_groups(segment):
             yield table.filter(compute.invert(compute.is_in(table.column("topic"), value_set=names)))
 
-
-def _newest_ns(segment: Segment, now_ns: int) -> int:
-    """When its newest event was appended; the oldest when a clock was far ahead meanwhile."""
-    is_ahead = segment.appended_ns_max > now_ns + CLOCK_AHEAD_MAX_NS
-    return segment.appended_ns_min if is_ahead else segment.appended_ns_max
+    def _newest_ns(self, segment: Segment, now_ns: int) -> int:
+        """When its newest event was appended, of those that were not stamped while a clock was far ahead."""
+        latest_ns = now_ns + CLOCK_AHEAD_MAX_NS
+        if segment.appended_ns_max <= latest_ns:
+            return segment.appended_ns_max
+        if segment.path not in self._newest:
+            times = (table.column("appended_ns").to_numpy() for table in self._compactor.row_groups(segment))
+            right = (int(found.max()) for found in (one[one <= latest_ns] for one in times) if len(found))
+            self._newest[segment.path] = max(right, default=segment.appended_ns_min)
+        return self._newest[segment.path]

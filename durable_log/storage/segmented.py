@@ -186,7 +186,7 @@ class SegmentedLog(LogApi):
         """Raises SegmentsRefused when the place of segments belongs to another log, to a later state of this one, or to
         another copy of its store."""
         store = self.segment_store
-        check_owner(store, self.lineage)
+        check_owner(store, self.lineage, lambda: len(self.segments()))
         check_not_newer(store, self.lineage, lambda: {one.shard: one.end for one in self.state()})
         check_last(store, self.lineage, self.directory_token)
 

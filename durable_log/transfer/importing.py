@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+import struct
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from durable_log.transfer.exporting import format_of
 from durable_log.transfer.json_rows import decode_row
 from durable_log.upkeep.verifying import OnProgress
 from pubsub_api.core.frame import Header
-from pubsub_api.errors import FrameError, UsageError
+from pubsub_api.errors import FrameError, InvalidTopic, UsageError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -94,19 +95,40 @@ def _positions(log: LogApi | None) -> Callable[[Header], StreamPosition]:
 def _portions(path: pathlib.Path, on_progress: OnProgress) -> Iterator[list[StoredFrame]]:
     """The frames of a file.  Raises UsageError when something in it is not what `export` writes."""
     read = {"jsonl": _lines, "parquet": _row_groups}[format_of(path)]
-    arrow = import_pyarrow()
+    arrow, wanted = import_pyarrow(), schema(with_frames=True)
     tables = read(path, on_progress)
     while True:
         try:
             table = next(tables, None)
             if table is None:
                 return
+            if not table.num_rows:
+                continue
+            table = table.select(wanted.names).cast(wanted)  # other programs write texts of another type
             frames = list(stored_frames(table))
+            _check_frames(table, frames)
         except FileNotFoundError:
             raise UsageError(f"there is no file {path}") from None
-        except (arrow.ArrowException, FrameError, OSError, KeyError, TypeError, ValueError) as error:
+        except (
+            arrow.ArrowException, FrameError, InvalidTopic, struct.error, OSError, KeyError, TypeError, ValueError,
+            OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             raise UsageError(f"{path} is not a sound file of 'heliograph log export': {error}") from error
         yield frames
+
+
+def _check_frames(table: pyarrow.Table, frames: list[StoredFrame]) -> None:
+    """Raises FrameError, ValueError for frames that no publisher makes, and for rows of which some were exchanged: a
+    program that has sorted them anew may have left as many as a frame has."""
+    numbers = iter(table.column("seq").to_pylist())
+    streams = zip(table.column("guid").to_pylist(), table.column("topic").to_pylist(), strict=True)
+    for one in frames:
+        header = one.header()
+        first = header.first + one.skipped
+        for number, stream in itertools.islice(zip(numbers, streams, strict=True), one.count):
+            if stream != (header.guid, header.topic) or number != first:
+                raise ValueError(f"event {number} of {stream[1]!r} stands in a frame of {header.topic!r}, at {first}")
+            first += 1
 
 
 def _lines(path: pathlib.Path, on_progress: OnProgress) -> Iterator[pyarrow.Table]:
@@ -118,7 +140,6 @@ def _lines(path: pathlib.Path, on_progress: OnProgress) -> Iterator[pyarrow.Tabl
 
 
 def _rows(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-
     for number in itertools.count(1):
         line = file.readline()
         if not line:
@@ -127,7 +148,7 @@ def _rows(file: IO[bytes]) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 raise ValueError("it is not complete")
             yield decode_row(line)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"line {number}: {error}") from error
 
 
@@ -144,7 +165,19 @@ def _whole_frames(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any
 
 
 def _row_groups(path: pathlib.Path, on_progress: OnProgress) -> Iterator[pyarrow.Table]:
-    with import_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    """A program that has written the file anew may have begun a group within a frame."""
+    arrow, rest = import_pyarrow(), None
+    with arrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=schema(with_frames=True).names, use_threads=False)
+            table = file.read_row_group(group, columns=schema(with_frames=True).names, use_threads=False)
+            table = table if rest is None else arrow.concat_tables([rest, table])
+            whole = _last_start(table) if group + 1 < file.num_row_groups else table.num_rows
+            yield table.slice(0, whole)
+            rest = table.slice(whole)
             on_progress(group + 1, file.num_row_groups)
+
+
+def _last_start(table: pyarrow.Table) -> int:
+    """The row with which the last frame begins, of which the rest may follow; how many there are when none does."""
+    counts = table.column("frame_count").to_pylist()
+    return next((row for row in reversed(range(len(counts))) if counts[row] is not None), len(counts))

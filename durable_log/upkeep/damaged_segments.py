@@ -10,6 +10,7 @@ from __future__ import annotations
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment
 from durable_log.segments.files import encode_lost, write_segment
+from durable_log.segments.ownership import stored_mark, write_mark
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.upkeep.repairing import RepairReport
@@ -21,7 +22,11 @@ def give_up_damaged(log: SegmentedLog, report: RepairReport) -> None:
 
     Raises LogUnavailable, SegmentsRefused, DriverDependencyMissing.
     """
-    sealer = Sealer(log)
+    sealer, store = Sealer(log), log.segment_store
+    with store.lock(log):
+        mark, version = stored_mark(store)
+        if mark is None:  # all is lost: what was refused because of that is the log's own from now on
+            write_mark(store, log.lineage, log.shards, version, log.directory_token())
     for shard in range(log.shards):
         with sealer.lock():
             _give_up_sealed(log, sealer, shard, report)

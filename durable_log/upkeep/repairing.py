@@ -24,7 +24,7 @@ from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.log_api import Segment, ShardState, StoredFrame
 from durable_log.segments.files import Description, describe
-from durable_log.segments.ownership import MOVED, is_last, keep_frames, kept_frames, read_mark
+from durable_log.segments.ownership import MOVED, check_not_empty, is_last, keep_frames, kept_frames, read_mark
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import RestoredShard, SegmentedLog
 from pubsub_api.errors import InvalidConfig
@@ -81,17 +81,26 @@ class _Plan:
         return sorted([*self.kept, *self.added], key=lambda one: one.first)
 
 
-def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda _done, _total: None) -> RepairReport:
+def repair(
+    log: SegmentedLog,
+    *,
+    is_dry: bool = False,
+    gives_up: bool = False,
+    on_file: OnFile = lambda _done, _total: None,
+) -> RepairReport:
     """Make the manifest of a log that is connected (`SegmentedLog.connect`) anew.  No other process may use it
     meanwhile.
 
-    ``is_dry`` only says what would be done.  Raises SegmentsRefused when the files and the store belong to two logs
-    that both have events, InvalidConfig when they have different numbers of shards, LogUnavailable when another process
+    ``is_dry`` only says what would be done; ``gives_up`` also takes a place that has lost everything.  Raises
+    SegmentsRefused when it has and may not, and when the files and the store belong to two logs that both have events,
+    InvalidConfig when they have different numbers of shards, LogUnavailable when another process
     seals now or appends meanwhile, LogCorrupt, DriverDependencyMissing.
     """
     report = RepairReport(log.identity, log.identity)
     store = log.segment_store
     with store.lock(log):
+        if not gives_up:
+            check_not_empty(store, log.lineage, lambda: len(log.segments()))
         owner = _owner(log)
         candidates = _read_files(log, owner, report, on_file)
         plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in log.state()]

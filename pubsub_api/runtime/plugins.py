@@ -123,6 +123,10 @@ def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> 
         for place in parts.netloc.rpartition("@")[2].split(",") if has_hosts else [parts.netloc]:
             _ = urlsplit(f"//{place}").port  # computed on access: an impossible port is refused here, for every driver
     except ValueError as error:
+        if "@" in shown:  # what it takes for a port may be a part of the password
+            raise InvalidConfig(
+                f"URL {shown!r} cannot be understood: in a user and a password write / as %2F, @ as %40, : as %3A"
+            ) from None
         raise InvalidConfig(f"URL {shown!r} cannot be understood: {error}") from error
     if not parts.scheme or "://" not in url:
         raise InvalidConfig(f"URL {shown!r} does not name a {what}: write driver://..., as in {example}")
@@ -130,4 +134,5 @@ def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> 
 
 
 def without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//***@", url)
+    """Also one that has characters which ought to be encoded: up to the last @ nothing is shown."""
+    return re.sub(r"(?<!/)//(?!/)[^?]*@", "//***@", url)

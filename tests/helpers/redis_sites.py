@@ -140,3 +140,34 @@ def _replicas(server: RedisServer) -> int:
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
     wait_until(condition, START_TIMEOUT_S, what)
+
+
+class SlotMove:
+    """The slot of a log is handed over to another master, which gets a replica of the former one."""
+
+    def __init__(self, site: RedisSite, key_tag: str) -> None:
+        self._slot = key_slot(key_tag.encode())
+        self._former = site.master().client()
+        self._former_id = self._former.execute_command("CLUSTER", "MYID")
+        nodes = self._former.cluster("NODES")
+        self._place, self._target_id = next(
+            (address.partition("@")[0].split(":"), node["node_id"])
+            for address, node in nodes.items()
+            if "master" in node["flags"] and "myself" not in node["flags"]
+        )
+        self._target = redis.Redis(self._place[0], int(self._place[1]))
+        following = next(server for server in site.servers if server is not site.master())
+        with following.client() as client:
+            client.execute_command("CLUSTER", "REPLICATE", self._target_id)
+        _wait(lambda: self._target.info("replication")["min_slaves_good_slaves"] == 1, "a replica")
+
+    def begin(self) -> None:
+        self._target.execute_command("CLUSTER", "SETSLOT", self._slot, "IMPORTING", self._former_id)
+        self._former.execute_command("CLUSTER", "SETSLOT", self._slot, "MIGRATING", self._target_id)
+
+    def finish(self) -> None:
+        keys = self._former.execute_command("CLUSTER", "GETKEYSINSLOT", self._slot, 1000)
+        self._former.execute_command("MIGRATE", *self._place, "", 0, 60_000, "KEYS", *keys)
+        for client in (self._target, self._former):
+            client.execute_command("CLUSTER", "SETSLOT", self._slot, "NODE", self._target_id)
+            client.close()

@@ -7,6 +7,7 @@ one hash tag, so that they are in one slot.
 from __future__ import annotations
 
 import abc
+import re
 import threading
 from typing import Any
 from urllib.parse import SplitResult
@@ -60,11 +61,14 @@ def find_master(url: SplitResult, key: str, arguments: dict[str, Any], security:
     login, at, places = url.netloc.rpartition("@")
     path = url.path.strip("/").split("/")
     service, db = (path[0], *path[1:2]) if kind == _SENTINEL and len(path) == 2 else (path[0], "0")
-    if len(path) > (2 if kind == _SENTINEL else 1) or bool(service) != (kind == _SENTINEL) or url.query:
-        raise InvalidConfig(f"the address of a log on such servers is {_FORMS[kind]}")
+    is_path_wrong = len(path) > (2 if kind == _SENTINEL else 1) or bool(service) != (kind == _SENTINEL)
+    if is_path_wrong or url.query or "@" in login or ("," in places and "" in places.split(",")):
+        raise InvalidConfig(
+            f"the address of a log on such servers is {_FORMS[kind]}, with user and password once, @ as %40"
+        )
     default = f":{_SENTINEL_PORT}" if kind == _SENTINEL else ""
     servers = [
-        parse_server(f"{base}://{login}{at}{place}{'' if _has_port(place) else default}/{db}")
+        parse_server(f"{base}://{login}{at}{place.removesuffix(':')}{'' if _has_port(place) else default}/{db}")
         for place in places.split(",")
     ]
     settings = {**arguments, **(security if servers[0].has_tls else {})}
@@ -72,7 +76,7 @@ def find_master(url: SplitResult, key: str, arguments: dict[str, Any], security:
 
 
 def _has_port(place: str) -> bool:
-    return place.rpartition("]")[2].count(":") == 1
+    return place.rpartition("]")[2].removesuffix(":").count(":") == 1
 
 
 def _places(servers: list[RedisAddress]) -> str:
@@ -131,8 +135,14 @@ class _Cluster(LogMaster):
         self._cluster: redis.cluster.RedisCluster | None = None
 
     def key_prefix(self, configured: str) -> str:
-        """With a hash tag, unless it has one."""
-        return configured if "{" in configured else f"{{{configured}}}"
+        """With a hash tag, unless it has one.  Raises InvalidConfig when a brace makes none."""
+        if re.search("[{}]", configured) is None:
+            return f"{{{configured}}}"
+        if re.match("[^{]*{[^}]+}", configured) is None:
+            raise InvalidConfig(
+                f"[log_redis] key_prefix = {configured}: in a cluster its braces must be a hash tag, as in {{log}}"
+            )
+        return configured
 
     def client(self) -> redis.Redis:
         with self._lock:

@@ -45,7 +45,15 @@ WRONG_END = "WRONGEND"
 LEASE_LOST = "LEASELOST"
 """The error when the fence of a change does not hold, see `durable_log.segments.lease`."""
 
-_COMMON = """
+# A script whose key is not there would stop half way on a node of a cluster that hands the slot over, with a part
+# written.  A key that never exists lets such a node refuse it before that.
+_WHOLE = """
+redis.call('EXISTS', ARGV[1] .. 'never')
+"""
+
+_COMMON = (
+    _WHOLE
+    + """
 local prefix, identity = ARGV[1], table.remove(ARGV)
 local known = redis.call('HGET', prefix .. 'log', 'identity') or ''
 if known ~= identity then return redis.error_reply('REPLACED ' .. known) end
@@ -56,6 +64,7 @@ end
 local lost = redis.error_reply('LEASELOST')
 local function field(shard, name) return tonumber(redis.call('HGET', prefix .. 'shard:' .. shard, name) or '0') end
 """
+)
 
 
 _sha1, _crc32 = hashlib.sha1, zlib.crc32  # looked up once: they are needed for every frame
@@ -76,7 +85,9 @@ def frame_mark(
 
 # A log of another format is left as it is.  One that has an identity and says nothing of its format may have this one:
 # that an entry has a checksum is what tells.
-INITIALIZE = """
+INITIALIZE = (
+    _WHOLE
+    + """
 local prefix, key = ARGV[1], ARGV[1] .. 'log'
 local shards, identity, format = unpack(redis.call('HMGET', key, 'shards', 'identity', 'format'))
 if shards and format ~= 'FORMAT' then
@@ -92,6 +103,7 @@ redis.call('HSETNX', key, 'identity', ARGV[3])
 redis.call('HSETNX', key, 'format', 'FORMAT')
 return redis.call('HMGET', key, 'format', 'shards', 'identity', 'ancestors')
 """.replace("FORMAT", FORMAT)
+)
 
 APPEND = (
     _COMMON

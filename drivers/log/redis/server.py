@@ -27,8 +27,15 @@ Argument = bytes | str | int
 
 _REPLICAS_PART = 0.5
 """How much of the time for an operation may pass until replicas have it: the answer must come before its end."""
-_NOT_MASTER = ("READONLY", "MOVED", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS")
-"""Said by a server that does not have the log now, or has it without its replicas."""
+_NOT_MASTER = (
+    redis.exceptions.ReadOnlyError, redis.exceptions.AskError, redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+)  # fmt: skip
+"""Raised for a server that does not have the log now.  MOVED is a kind of ASK, MASTERDOWN of CLUSTERDOWN."""
+_SAID_BY_OTHERS = (
+    "READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN", "non local key", "cluster is down", "with replica instances",
+)  # fmt: skip
+"""In the texts of such a server that the library has no class for: most are those of scripts."""
 
 
 class RedisLogServer:
@@ -126,7 +133,7 @@ class RedisLogServer:
                 raise lease_lost() from error
             if word == WRONG_END:
                 raise wrong_end(int(found)) from error
-            if any(sign in str(error) for sign in _NOT_MASTER):
+            if isinstance(error, _NOT_MASTER) or any(sign in str(error) for sign in _SAID_BY_OTHERS):
                 raise self._unavailable(error) from error
             raise LogError(f"the log at {self.address} refuses: {error}") from error
         finally:

@@ -222,7 +222,7 @@ def _repair(args: argparse.Namespace, output: Output) -> int:
     with contextlib.closing(segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
         log.connect()
         with progress_of("files") as on_file:
-            found = repair(log, is_dry=args.dry_run, on_file=on_file)
+            found = repair(log, is_dry=args.dry_run, gives_up=args.give_up_damaged, on_file=on_file)
         if args.give_up_damaged:
             give_up_damaged(log, found)
     if output.is_json:

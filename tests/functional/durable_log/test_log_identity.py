@@ -19,6 +19,7 @@ from durable_log.log_api import shard_of
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
+from durable_log.upkeep.damaged_segments import give_up_damaged
 from durable_log.upkeep.maintenance import Maintainer
 from durable_log.upkeep.repairing import repair
 from pubsub_api.errors import InvalidConfig
@@ -323,3 +324,45 @@ def test_a_damaged_manifest_entry_is_named(tmp_path: pathlib.Path, damage: str) 
         for call in (log.segments, lambda: log.read(0, 0), lambda: log.trim(0, 5)):
             with pytest.raises(durable_log.LogCorrupt, match="damaged entry"):
                 call()
+
+
+def test_an_empty_place_is_refused_when_segments_are_elsewhere(tmp_path: pathlib.Path) -> None:
+    store, right, wrong = f"sqlite://{tmp_path}/log.db?shards=1", tmp_path / "right", tmp_path / "wrong"
+    source = Source()
+    with opened(f"{store}&segment_directory={wrong}") as early, opened(f"{store}&segment_directory={right}") as log:
+        log.append([source.frame(TOPIC, 10)])
+        Sealer(log).seal(0)
+        log.append([source.frame(TOPIC, 10)])
+        with pytest.raises(durable_log.SegmentsRefused, match="is empty"):
+            Sealer(early).seal(0)
+        with pytest.raises(durable_log.SegmentsRefused, match="1 sealed segments") as caught:
+            durable_log.open(f"{store}&segment_directory={wrong}")
+        assert (caught.value.identity, caught.value.found) == (log.identity, "")
+        Sealer(log).seal(0)
+    assert files(wrong) == set()
+    right.rename(tmp_path / "not-mounted")
+    with pytest.raises(durable_log.SegmentsRefused, match="is empty"):
+        durable_log.open(f"{store}&segment_directory={right}")
+    shutil.copytree(tmp_path / "not-mounted", wrong, dirs_exist_ok=True)
+    with opened(f"{store}&segment_directory={wrong}") as log:
+        assert len(read_frames(log, 0)) == 2
+
+
+def test_a_log_whose_segments_are_all_lost_goes_on_when_they_are_given_up(tmp_path: pathlib.Path) -> None:
+    url, source = f"sqlite://{tmp_path}/log.db?shards=1", Source()
+    with opened(url) as log:
+        log.append([source.frame(TOPIC, 10)])
+        Sealer(log).seal(0)
+        log.append([source.frame(TOPIC, 10)])
+    shutil.rmtree(tmp_path / "log.db-segments")
+    with contextlib.closing(build_log(url)) as log:
+        assert isinstance(log, SegmentedLog)
+        log.connect()
+        with pytest.raises(durable_log.SegmentsRefused, match="is empty"):
+            repair(log)
+        assert len(log.segments()) == 1
+        report = repair(log, gives_up=True)
+        give_up_damaged(log, report)
+        assert report.given_up == 10
+    with opened(url) as log:
+        assert [one.offset for one in read_frames(log, 0)] == [10]

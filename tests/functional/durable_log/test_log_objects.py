@@ -29,6 +29,7 @@ from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
 from pubsub_api.errors import DriverDependencyMissing, HeliographError, InvalidConfig
 from pubsub_api.testing.conformance.forks import in_forked_child
+from pubsub_api.testing.ports import free_port
 from tests.helpers.logs import in_time, opened
 from tests.helpers.s3_server import ACCESS, S3Proxy, S3Server, keys
 
@@ -314,10 +315,25 @@ def test_a_server_that_is_away_costs_nothing_but_time(
     assert ACCESS["secret_access_key"] not in caplog.text + str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["s3://", "s3://bucket/a%20b", "s3://b/p?endpoint", "s3://b/p?no_such_option=secret"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "s3://", "s3://bucket/a%20b", "s3://b/p?endpoint", "s3://b/p?no_such_option=secret", "s3://key:secret@bucket/p",
+        "s3://bucket/p&key=secret", "s3://bucket/p#key=secret", "hdfs://user:secret@host/p", " s3://bucket/p",
+        "s3:bucket/p", "s3//bucket/p", "s3://bucket/p?region=x&timeout=5",
+    ],
+)  # fmt: skip
 def test_an_address_that_cannot_be_used_is_refused(tmp_path: pathlib.Path, given: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         open_at(tmp_path, given)
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "log.db-segments").exists()
+
+
+def test_a_password_in_the_address_of_the_server_is_not_shown(tmp_path: pathlib.Path) -> None:
+    server = f"endpoint=http://user:secret@127.0.0.1:{free_port()}&allow_http=true"
+    with pytest.raises(durable_log.LogUnavailable) as caught:
+        open_at(tmp_path, f"s3://bucket/p?region=x&access_key_id=a&secret_access_key=b&{server}")
     assert "secret" not in str(caught.value)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import urllib.parse
 from collections.abc import Iterator
 
 import pytest
 
 import durable_log
+from durable_log.log_api import shard_of
 from durable_log.testing.sources import Source, check_consistent, numbers
+from heliograph_drivers.log.redis.masters import find_master
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.logs import in_time, opened
-from tests.helpers.redis_sites import RedisSite, in_a_cluster, watched_by_sentinels
+from tests.helpers.redis_sites import RedisSite, SlotMove, in_a_cluster, watched_by_sentinels
 from tests.helpers.servers import free_port
 
 TOPICS = ("t", "other")
@@ -66,6 +69,26 @@ def test_what_no_replica_has_is_not_acknowledged(site: RedisSite) -> None:
         assert in_time(lambda: numbers(log, source.guid, "t")) == list(range(1, 7))
 
 
+def test_a_slot_that_moves_to_another_node_takes_the_log_with_it() -> None:
+    source = Source()
+    with in_a_cluster("heliograph:log:") as site, opened(site.url) as log:
+        log.append([source.frame("t", 3)])
+        move = SlotMove(site, "heliograph:log:")
+        move.begin()
+        # A stream of which the shard, but not the stream itself, has keys already.
+        beside = next(name for name in ("a", "b", "c", "d", "e") if shard_of(name, 2) == shard_of("t", 2))
+        frames = [source.frame("t", 3), source.frame(beside, 3)]
+        with pytest.raises(durable_log.LogUnavailable):
+            log.append(frames)
+        with pytest.raises(durable_log.LogUnavailable):
+            log.put_records([("a", b"1", 0)])
+        move.finish()
+        assert in_time(lambda: log.append(frames)).events == 6, "nothing was kept of what was refused"
+        assert in_time(lambda: log.put_records([("a", b"1", 0)]))
+        assert in_time(lambda: numbers(log, source.guid, "t")) == list(range(1, 7))
+        check_consistent(log)
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -74,11 +97,25 @@ def test_what_no_replica_has_is_not_acknowledged(site: RedisSite) -> None:
         "redis+sentinel://127.0.0.1:1/truth/zero",
         "redis+cluster://127.0.0.1:1/3",
         "redis+cluster://127.0.0.1:0",
+        "redis+cluster://127.0.0.1:1,",
+        "redis+sentinel://,127.0.0.1:1/truth",
+        "redis+cluster://u:hidden@127.0.0.1:1,u:hidden@127.0.0.1:2",
+        "redis+cluster://127.0.0.1:1?key_prefix=a{}b",
+        "redis+cluster://127.0.0.1:1?key_prefix=a{b",
+        "redis+cluster://127.0.0.1:1?key_prefix=}b",
+        "redis+sentinel://u:hidden/x@127.0.0.1:1/truth",
     ],
 )
 def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
-    with pytest.raises(InvalidConfig):
+    with pytest.raises(InvalidConfig) as caught:
         durable_log.open(url)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:", "[::1]", "[::1]:"])
+def test_a_sentinel_without_a_port_has_that_of_sentinels(place: str) -> None:
+    url = urllib.parse.urlsplit(f"redis+sentinel://{place},{place}/truth")
+    assert find_master(url, "key", {}, {}).address.count(":26379") == 2
 
 
 @pytest.mark.parametrize("scheme", ["redis+sentinel://{}/truth", "redis+cluster://{}"])

@@ -101,3 +101,18 @@ def test_the_first_filter_that_matches_holds_and_nonsense_is_refused(open_log: O
     log = open_log(retention_topics="a=soon")
     with pytest.raises(InvalidConfig, match="a=soon"):
         Maintainer(log)
+
+
+def test_what_is_young_is_not_dropped_because_a_clock_was_ahead_before(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, source, now_ns = open_log(retention_topics="metrics=600"), Source(), time.time_ns()
+    for appended_ns in (now_ns - 2 * HOUR_NS, now_ns + 3 * HOUR_NS, now_ns):
+        monkeypatch.setattr(time, "time_ns", lambda: appended_ns)  # noqa: B023
+        log.append([source.frame("metrics", 10)])
+    Sealer(log).seal(0)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(now_ns + 500 * 10**9)
+        assert len(topics(log)) == 3
+        maintainer.run_once(now_ns + 700 * 10**9)
+    assert topics(log) == []

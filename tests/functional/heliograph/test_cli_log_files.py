@@ -8,6 +8,8 @@ import pathlib
 from typing import Any
 
 import msgspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import durable_log
@@ -169,3 +171,43 @@ def test_a_log_gets_more_shards_by_way_of_a_file(
         return found
 
     assert by_topic(wider) == by_topic(url)
+
+
+def test_a_parquet_file_that_another_program_has_written_anew_is_imported(
+    url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, copy = tmp_path / "events.parquet", f"sqlite://{tmp_path}/copy.db?shards=3"
+    answer(capsys, "export", str(file), "--log", url)
+    table = pyarrow.parquet.read_table(file)
+    large = {pyarrow.string(): pyarrow.large_string(), pyarrow.binary(): pyarrow.large_binary()}
+    schema = pyarrow.schema([(one.name, large.get(one.type, one.type)) for one in table.schema])
+    pyarrow.parquet.write_table(table.cast(schema), file, row_group_size=7)
+    answer(capsys, "import", str(file), "--log", copy)
+    assert content(copy) == content(url)
+    pyarrow.parquet.write_table(table.slice(0, 0), file)
+    assert answer(capsys, "import", str(file), "--log", copy)["events"] == 0
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"value": 10**30}, {"seq": 10**30}, {"seq": -5}, {"seq": 7}, {"guid": "ab"}, {"topic": "a/#"}, {"topic": "other"},
+]  # fmt: skip
+CHANGES_OF_FIRST: list[dict[str, Any]] = [{"frame_flags": 70_000}, {"frame_after": None}, {"frame": "AAAA"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [(row, change) for row in (0, 1) for change in [*CHANGES, *(CHANGES_OF_FIRST if not row else [])]],
+)
+def test_a_row_that_no_export_writes_is_refused(
+    tmp_path: pathlib.Path, row: int, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, copy = tmp_path / "events.jsonl", f"sqlite://{tmp_path}/copy.db?shards=1"
+    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/log.db?shards=1")) as log:
+        log.append([Source().frame("t", 3)])
+    answer(capsys, "export", str(file), "--log", f"sqlite://{tmp_path}/log.db")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[row].update(change)
+    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    for dry in (["--dry-run"], []):
+        assert main(["log", "import", str(file), "--log", copy, *dry]) == exits.USAGE
+        assert "is not a sound file" in capsys.readouterr().err

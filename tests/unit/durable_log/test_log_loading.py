@@ -96,10 +96,16 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: pathlib.Path) -> Non
     assert text.read_text().startswith("not a database")
 
 
-def test_passwords_are_not_shown() -> None:
+@pytest.mark.parametrize("login", ["user:secret", "user:a@secret", "user:a/secret", "user:secret/a"])
+def test_passwords_are_not_shown(login: str) -> None:
     with pytest.raises(HeliographError) as caught:
-        durable_log.open("nothing://user:secret@host/0")
+        durable_log.open(f"nothing://{login}@host/0")
     assert "secret" not in str(caught.value)
+
+
+def test_a_path_is_shown_with_all_its_characters(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(durable_log.LogNotFound, match=f"{tmp_path}/a@b/log.db"):
+        durable_log.open(f"sqlite://{tmp_path}/a@b/log.db", must_exist=True)
 
 
 def test_logs_are_private_to_the_user(tmp_path: pathlib.Path) -> None:
