@@ -143,7 +143,8 @@ class FeedSource(ChangeSource):
 
         def run() -> None:
             while not self._is_ended:
-                if pause_s := step():
+                pause_s = step()  # which may have slept, and then has taken the wake of `end`
+                if pause_s and not self._is_ended:
                     self.sleep(pause_s)
 
         thread = threading.Thread(target=run, name="heliograph-local-cache", daemon=True)
