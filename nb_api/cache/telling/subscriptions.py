@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 
 from oslo_config import cfg
 
+from nb_api import notify_config
 from nb_api.cache.telling.callbacks import CallbackQueue, OnChanges
 from nb_api.cache.telling.change_queue import ChangeQueue
 from nb_api.config import GROUP
 from nb_api.core.copy.differences import CacheChange, Resynced
-from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import Closeable
 
@@ -134,14 +134,14 @@ class Subscriptions:
 
     def add(self, on_changes: OnChanges | None, tables: frozenset[str] | None = None) -> Subscription:
         """A further consumer, of some tables.  ``on_changes`` None: it iterates."""
-        size_max, retry = self._conf[CACHE_GROUP].changes_queue_max, self._conf[GROUP]
+        size_max, retry = notify_config.CHANGES_QUEUE_MAX, self._conf[GROUP]
         queue = (
             ChangeQueue(size_max, self.wants_changed, self._turn)
             if on_changes is None
             else CallbackQueue(
                 on_changes,
                 size_max=size_max,
-                pause_s=retry_interval(self._conf),
+                pause_s=notify_config.retry_interval(self._conf),
                 pause_max_s=retry.retry_interval_max,
                 wants_changed=self.wants_changed,
             )

@@ -207,7 +207,7 @@ def test_answers_that_nobody_reads_are_not_made(
 def test_who_sends_and_does_not_read_its_answers_is_cut(
     stage: Stage, raw: RawSockets, peers: contextlib.ExitStack
 ) -> None:
-    speaker = stage.publisher(driver_at(f"{SMALL}&heartbeat_timeout=1.0"))
+    speaker = stage.publisher(driver_at(f"{SMALL}&link_timeout=1.0"))
     speaker.api.serve(speaker.echo(parts=1000, size=SHARE // 4))
     _, question = stage.subscriber("t", to=[speaker]).new_query()
     address = raw.query_address(speaker)

@@ -162,8 +162,11 @@ def test_a_consumer_that_raises_does_not_touch_the_others(world: World) -> None:
     wait_until(lambda: objects_told(later) == values_of(cache), WAIT_S, "the broken one to be told again")
 
 
-def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_not(world: World) -> None:
-    cache = world.cache(options={"changes_queue_max": 3})
+def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 3)
+    cache = world.cache()
     sound = Told()
     slow = cache.subscribe()
     cache.subscribe(sound)
@@ -180,9 +183,12 @@ def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_no
         next(cache.subscribe(Told()).changes())
 
 
-def test_more_objects_than_the_queue_takes_are_no_overrun_for_a_new_consumer(world: World) -> None:
+def test_more_objects_than_the_queue_takes_are_no_overrun_for_a_new_consumer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 3)
     fill(world, 8)
-    cache = world.cache(options={"changes_queue_max": 3})
+    cache = world.cache()
     consumer = cache.subscribe()
     world.nb.create("port", "after", {}, topic="t")
     seen = []

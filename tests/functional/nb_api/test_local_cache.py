@@ -105,8 +105,11 @@ def test_iterating_ends_when_the_cache_is_closed(world: World) -> None:
     cache.close()
 
 
-def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(world: World) -> None:
-    cache = world.cache(options={"changes_queue_max": 10})
+def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 10)
+    cache = world.cache()
     for number in range(50):
         world.nb.create("port", f"p{number}", number, topic="t")
     world.wait_equal(cache)

@@ -64,10 +64,13 @@ def test_a_callback_that_raises_is_told_again(world: World, raised: type[BaseExc
     wait_until(lambda: cache.statistics().untold == 0, WAIT_S, "nothing to wait")
 
 
-def test_a_callback_that_raises_for_long_is_told_to_read_everything(world: World) -> None:
+def test_a_callback_that_raises_for_long_is_told_to_read_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits for it is bounded."""
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 1)
     told = Unwilling()
-    cache = world.cache(is_awaited=False, options={"changes_queue_max": 1}, on_changes=told)
+    cache = world.cache(is_awaited=False, on_changes=told)
     for number in range(3):
         with world.nb.transaction() as txn:
             for i in range(400):

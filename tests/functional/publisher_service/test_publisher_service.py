@@ -278,8 +278,8 @@ def test_who_never_greets_is_not_waited_for(host: Host, monkeypatch: pytest.Monk
         wait_until(lambda: service.report()["hop"]["greeting_timeouts"] == 1, START_S, "the count")
 
 
-def test_too_many_workers_are_refused_and_wait(host: Host) -> None:
-    host.configure(workers_max=1)
+def test_too_many_workers_are_refused_and_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("publisher_service.config.WORKERS_MAX", 1)
     with serving(host), working(host) as first:
         first.send_event(event(1))
         first.flush(timeout_s=START_S)
@@ -513,10 +513,10 @@ def test_health_can_be_off(host: Host) -> None:
 def test_sighup_reads_again_what_may_change_and_a_broken_file_changes_nothing(host: Host) -> None:
     host.configure(log_level="warning")
     service = host.service()
-    host.configure(log_level="info", workers_max=1)
+    host.configure(log_level="info")
     service.signal(signal.SIGHUP)
     wait_until(lambda: "read again" in service.log(), START_S, "the new log level")
-    host.config_file.write_text("[publisher_service]\nworkers_max = many\n")
+    host.config_file.write_text("[publisher_service]\nlog_level = loud\n")
     service.signal(signal.SIGHUP)
     wait_until(lambda: "nothing was changed" in service.log(), START_S, "the complaint")
     report = service.report()
