@@ -6,6 +6,7 @@ and one that is too slow is told so by itself.  Callbacks run one after another 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -111,6 +112,20 @@ class Subscription(Closeable):
             self._queue.add(changes, revision)
 
 
+@dataclasses.dataclass(frozen=True)
+class TellingStatistics:
+    """Consumers of changes, all together."""
+
+    overruns: int
+    """How often changes were not told one by one because they were not taken in time."""
+    callback_errors: int
+    """How often the callback raised.  It is called again with the same changes."""
+    untold: int
+    """Changes that the callback has not taken yet."""
+    subscriptions: int
+    """Consumers: what the cache was made with, and those of `LocalCache.subscribe`."""
+
+
 class Subscriptions:
     """All consumers of a cache.  Called in turn, but for what says otherwise."""
 
@@ -203,17 +218,11 @@ class Subscriptions:
         for one in self._all:
             one.queue.close()
 
-    # -- counters, at any time
-
-    @property
-    def overruns(self) -> int:
-        return self._gone_overruns + sum(one.overruns for one in self._all)
-
-    @property
-    def errors(self) -> int:
-        return self._gone_errors + sum(one.callback_errors for one in self._all)
-
-    @property
-    def untold(self) -> int:
-        """Of those that are called back."""
-        return sum(queue.waiting for queue in self._callbacks)
+    def statistics(self) -> TellingStatistics:
+        """At any time."""
+        return TellingStatistics(
+            overruns=self._gone_overruns + sum(one.overruns for one in self._all),
+            callback_errors=self._gone_errors + sum(one.callback_errors for one in self._all),
+            untold=sum(queue.waiting for queue in self._callbacks),
+            subscriptions=len(self._all),
+        )

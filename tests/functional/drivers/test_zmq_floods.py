@@ -179,7 +179,7 @@ def test_garbage_questions_are_counted_one_by_one_and_logged_once(
             asker.send(b"garbage")
             asker.send(Frames().data("t", 40))
         wait_until(lambda: publisher.statistics().driver["not_queries"] == 50, WAIT_S, "messages that are none")
-        wait_until(lambda: publisher.statistics().bad_queries == 50, WAIT_S, "questions that are none")
+        wait_until(lambda: publisher.statistics().questions.bad_queries == 50, WAIT_S, "questions that are none")
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 

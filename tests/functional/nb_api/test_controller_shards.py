@@ -179,7 +179,7 @@ def test_what_was_deleted_elsewhere_is_known_to_who_takes_over(monkeypatch: pyte
         controller.wait_idle(timeout_s=WAIT_S)
         for number in range(5):
             cache.delete("port", f"p{number}")
-        wait_until(lambda: controller.statistics().ends_forgotten == 2, what="the deletes")
+        wait_until(lambda: controller.statistics().following.ends_forgotten == 2, what="the deletes")
         cache.put("port", "p4")
         controller.wait_idle(timeout_s=WAIT_S)
         scripted.set(s0=5, s1=6, s2=7, s3=8)

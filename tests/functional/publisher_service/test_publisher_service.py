@@ -181,7 +181,7 @@ def test_a_sender_that_waits_for_room_is_released_by_close(host: Host, monkeypat
 
     thread = threading.Thread(target=send)
     thread.start()
-    wait_until(lambda: worker.statistics().blocked_sends, START_S, "the sender to wait")
+    wait_until(lambda: worker.statistics().window.blocked_sends, START_S, "the sender to wait")
     worker.close(timeout_s=0)
     thread.join()
     assert len(outcome) == 1
@@ -207,7 +207,7 @@ def test_a_poison_message_costs_its_sender_the_connection_and_nobody_else_anythi
         wait_until(lambda: service.report()["hop"]["bad_connections"] == 1, START_S, "the count")
         assert service.report()["ok"]
         assert service.publisher.heads() == {"tenant-7/port": 2}, "nothing else was published"
-        assert worker.statistics().disconnects == 0
+        assert worker.statistics().link.disconnects == 0
 
 
 def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
@@ -285,7 +285,7 @@ def test_too_many_workers_are_refused_and_wait(host: Host, monkeypatch: pytest.M
         first.flush(timeout_s=START_S)
         with working(host) as second:
             second.send_event(event(2))
-            wait_until(lambda: second.statistics().refusals, START_S, "a refusal")
+            wait_until(lambda: second.statistics().link.refusals, START_S, "a refusal")
             first.close()
             second.flush(timeout_s=START_S)
 
