@@ -20,7 +20,7 @@ RENEWALS_PER_LEASE = 4
 ELECTION_OPTIONS: Sequence[cfg.Opt] = (
     seconds("lease", 10.0, 0.1, 3600.0,
             "A leader that shows no progress for this long is replaced. It stops to lead a tenth earlier, and renews "
-            "its lease four times as often. The same for everybody who takes part."),
+            "its lease four times as often. Where it is not the same everywhere, the longer one of two counts."),
 )  # fmt: skip
 
 DISCOVERY_OPTIONS: Sequence[cfg.Opt] = advanced(
