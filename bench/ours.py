@@ -51,7 +51,8 @@ class OurSender(Sender):
 
     def statistics(self) -> dict[str, Any]:
         statistics = self._publisher.statistics()
-        return {name: getattr(statistics, name) for name in ("events", "frames", "hellos", "queries", "send_failures")}
+        paths = ("events", "frames", "hellos", "questions.queries", "send_failures")
+        return {path.rpartition(".")[2]: operator.attrgetter(path)(statistics) for path in paths}
 
     def close(self) -> None:
         self._session.close()

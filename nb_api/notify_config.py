@@ -35,9 +35,6 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
         count("snapshot_slots", 16, 0, 10_000,
               "How many caches read a full snapshot of one database at the same time; others wait for a slot, for five "
               "minutes at most. 0: no limit."),
-        count("changes_queue_max", 100_000, 1, 100_000_000,
-              "Changes that wait to be iterated over. When it is full, they are replaced by one Resynced that says "
-              "so."),
         seconds("verify_interval", 60.0, 0.0, DAY_S,
                 "How often the database's revision is asked for, one cheap read, to notice that it went back, as one "
                 "does that is restored from a backup. 0: never."),
@@ -73,6 +70,9 @@ UPDATE_ATTEMPTS_MAX = 100
 """How often an update is tried when others change the object between reading and writing it."""
 SWEEP_BATCH = 500
 """Changes that are published, or swept, in one go: a few milliseconds of the database."""
+CHANGES_QUEUE_MAX = 100_000
+"""Changes that wait for one consumer: a second of a flood.  When there are more, they are replaced by one Resynced that
+says so, and it reads the copy, which is faster by then."""
 TOMBSTONES_MAX = 100_000
 """Deletes since the last resync that a cache remembers, to recognise older events, about 100 bytes each.  More lead to
 a delta resync."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from pubsub_api import config
-from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, seconds, size
+from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, seconds, size
 
 GROUP = "publisher_service"
 
@@ -22,7 +22,6 @@ OPTIONS: Sequence[cfg.Opt] = (
     *advanced(
         cfg.StrOpt("log_level", choices=["debug", "info", "warning", "error"], mutable=True,
                    help="What the service logs; it wins over the command line. Read again at SIGHUP."),
-        count("workers_max", 1024, 1, 65_536, "Workers connected at the same time. More are refused.", mutable=True),
         seconds("send_timeout", 30.0, 0.0, DAY_S,
                 "How long sending waits for room in the window before it raises a retriable error."),
         size("journal_bytes_max", 64 * MIB,
@@ -34,6 +33,8 @@ OPTIONS: Sequence[cfg.Opt] = (
 WINDOW_EVENTS_MAX = 65_536
 WINDOW_BYTES_MAX = 16 * MIB
 """What a worker may hold, of memory as well, until the service has acknowledged it.  Then sending waits."""
+WORKERS_MAX = 1024
+"""Workers connected at the same time, far more than a host has cores.  More are refused, and try again."""
 WORKERS_REMEMBERED_MAX = 10_000
 """Workers whose last batch number is kept, connected or not, so that nothing is published twice."""
 READ_BYTES_MAX = 256 * KIB

@@ -92,7 +92,6 @@ def reload(service: PublisherService) -> None:
     """Read the configuration files again; what cannot change while the service runs is named in the log."""
     try:
         service.conf.mutate_config_files()
-        service.reload()
         set_log_level(service)
         LOG.info("The configuration was read again.")
     except Exception:  # whatever is wrong with the new files, the service goes on with the old values

@@ -102,10 +102,6 @@ class PublisherService:
         self._is_stopping = True
         self._parts.close()
 
-    def reload(self) -> None:
-        """Read the options again that may change while the service runs."""
-        self.core.settings = dataclasses.replace(self.core.settings, workers_max=self.conf[config.GROUP].workers_max)
-
     @property
     def is_well(self) -> bool:
         """Whether the parts that do the work still turn."""
@@ -163,10 +159,10 @@ class PublisherService:
         return journal
 
     def _make_core(self) -> ServiceCore:
-        options, pubsub = self.conf[config.GROUP], self.conf[PUBSUB]
+        pubsub = self.conf[PUBSUB]
         return ServiceCore(
             IntakeSettings(
-                workers_max=options.workers_max,
+                workers_max=config.WORKERS_MAX,
                 remembered_max=config.WORKERS_REMEMBERED_MAX,
                 message_bytes_max=messages.message_bytes_max(
                     batch_events_max=pubsub.batch_events_max,

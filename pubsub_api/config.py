@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from oslo_config import cfg
 
-from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.core.scopes import check_scope
+from pubsub_api.errors import InvalidConfig, InvalidTopic, UsageError
 from pubsub_api.runtime.files import check_directory
 from pubsub_api.runtime.option_names import refuse_unknown
 from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, seconds, size, text, tls_files
@@ -90,15 +91,20 @@ OPERATOR_OPTIONS: Sequence[cfg.Opt] = (
 
 LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("connect_timeout", 5.0, 0.05, 300.0, "One attempt to connect, handshake included, is given up after this."),
-    seconds(
-        "retry_interval_max",
-        2.0,
-        0.001,
-        3600.0,
-        "Longest wait before a lost link is tried again. The first is a tenth of it, 0.1 seconds at most; later "
-        "waits double.",
-    ),
-)
+    seconds("retry_interval_max", 2.0, 0.001, 3600.0,
+            "Longest wait before a lost link is tried again. The first is a tenth of it, 0.1 seconds at most; later "
+            "waits double."),
+    seconds("link_timeout", 30.0, 0.3, 3600.0,
+            "A link on which the other side is silent for this long is lost; idle ones are tested more often. With "
+            "zenoh a third of it is enough, and with redis a sixth of it for an answer."),
+    seconds("send_wait", 0.1, 0.0, 60.0,
+            "How long a publisher waits for a subscriber that takes no more, before frames are dropped for it, which "
+            "is detected and repaired. While it takes nothing the publisher waits once a second at most, with zenoh "
+            "once, and ten times as long for a frame larger than 64 kB. 0: not at all. Redis waits for nobody."),
+    cfg.ListOpt("answer_scopes", default=["#"],
+                help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for all. "
+                     "Set it where access control lets it answer for these only, with redis and zenoh."),
+)  # fmt: skip
 """For every driver, and for workers that lost their publisher service."""
 
 ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
@@ -120,7 +126,6 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
             "are closer together than this are joined."),
     seconds("ready_timeout", 1.0, 0.001, DAY_S,
             "How long a new link waits for the heads of its publishers before it is used."),
-    flag("repair", True, "Ask caches for missing ranges before a resync."),
     seconds("repair_timeout", 0.5, 0.001, DAY_S,
             "Wait for the answer to a query; later waits double, first ones adapt."),
     count("repair_attempts_max", 5, 1, 100, "Queries for the same hole before a resync, quick ones not counted."),
@@ -221,6 +226,14 @@ def batch_bytes_max(conf: cfg.ConfigOpts) -> int:
 def retry_interval(conf: cfg.ConfigOpts) -> float:
     """Seconds before a lost link is tried again for the first time; later waits double up to retry_interval_max."""
     return min(RETRY_INTERVAL_S, float(conf[GROUP].retry_interval_max) / 10)
+
+
+def answer_scopes(conf: cfg.ConfigOpts) -> tuple[str, ...]:
+    """The scopes of questions that reach a publisher or cache.  Raises InvalidConfig for what is no scope."""
+    try:
+        return tuple(check_scope(scope) for scope in conf[GROUP].answer_scopes)
+    except InvalidTopic as error:
+        raise InvalidConfig(f"[pubsub] answer_scopes: {error}") from error
 
 
 def reply_bytes_max(conf: cfg.ConfigOpts) -> int:

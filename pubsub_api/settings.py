@@ -60,7 +60,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         resync_interval_min_s=pubsub.resync_jitter,
         pending_bytes_max=pubsub.pending_bytes_max,
         streams_max=pubsub.streams_max,
-        repair=pubsub.repair and capabilities.queries,
+        repair=capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,
         repair_attempts_max=pubsub.repair_attempts_max,
         query_interval_s=pubsub.query_interval,

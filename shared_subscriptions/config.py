@@ -35,8 +35,6 @@ OPTIONS: Sequence[cfg.Opt] = (
                 "Wait before the second attempt; later waits double, up to sixty times this."),
         count("lanes", 1, 1, LANES_MAX, "Streams that each shard is divided into when a $shared group is declared, by "
               "topic and key. More members than the log has shards need more than one."),
-        count("queue_in_flight", 10, 1, 10_000,
-              "Events of a $queue group that are with a program at once which acknowledges by itself."),
         text("advertised_address", "", "Address that a leader tells members, when it is another than bind_address."),
         flag("record", True, "The leader's process records the events of the group's topics from the bus into the log. "
              "Events are kept once, however many record them."),
@@ -54,6 +52,9 @@ BATCH_EVENTS_MAX = 1000
 """Most events in one call of the user: more make no call cheaper, and hold up the end of a subscription."""
 WINDOW = 20_000
 """Events of one partition that a member has read and not acknowledged.  Then it reads no more of it."""
+QUEUE_IN_FLIGHT_MIN = 10
+"""Events of a $queue group that are with a program at once which acknowledges by itself, or two for each thread: enough
+to be busy while acknowledgements travel, and few enough that they do not wait here while another member is idle."""
 DEAD_LETTER_TOPIC = "dead-letter/{group}"
 """Topic of the log that events go to which have used up their attempts."""
 FIND_LEADER_INTERVAL_S = 1.0

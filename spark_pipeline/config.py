@@ -16,14 +16,16 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.Opt("driver_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
             help="Memory of the driver's JVM, and with local[...] of the whole job: 512m, 4g."),
     *advanced(
-        cfg.StrOpt("bind_address", default="127.0.0.1",
-                   help="Address of the driver that executors connect to. Closed to the network until told otherwise."),
         cfg.Opt("options", type=types.Dict(value_type=types.String()), default={},
                 help="More options for Spark itself, key:value, separated by commas: spark.executor.memory:4g, "
-                     "spark.sql.shuffle.partitions:64."),
+                     "spark.sql.shuffle.partitions:64. Executors on other hosts need spark.driver.host and "
+                     "spark.driver.bindAddress."),
     ),
 )  # fmt: skip
 
+BIND_ADDRESS = "127.0.0.1"
+"""Address of the driver that executors connect to, unless ``options`` has spark.driver.host and
+spark.driver.bindAddress: closed to the network until told otherwise."""
 EXECUTOR_MEMORY = "2g"
 """Memory of each executor's JVM on a cluster, unless ``options`` has spark.executor.memory."""
 PARTITION_EVENTS_MAX = 1_000_000

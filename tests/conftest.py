@@ -24,7 +24,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _PATIENCE = {
     "HELIOGRAPH_CONFORMANCE_WAIT_S": "60",
     "OS_DB__OPERATION_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",
-    "OS_DURABILITY__NO_SERVICE_TIME": "30", "OS_LONGPOLL__SESSION_TIMEOUT": "120", "OS_ZENOH__LEASE": "60",
+    "OS_DURABILITY__NO_SERVICE_TIME": "30", "OS_PUBSUB__LINK_TIMEOUT": "120",
 }  # fmt: skip
 for _name, _value in _PATIENCE.items():
     os.environ.setdefault(_name, _value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -19,6 +20,16 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexStatistics:
+    """All indexes together."""
+
+    errors: int
+    """How often the function of an index failed; the object is then not in that index."""
+    conflicts: int
+    """How often an object got a value of a unique index that another one had."""
 
 
 class Index(Generic[V_co]):
@@ -198,13 +209,10 @@ class CacheIndexes:
         if self.moment.is_mine:
             raise UsageError("an index function reads the cache and does not change it")
 
-    @property
-    def errors(self) -> int:
-        return sum(data.errors for data in self._data)
-
-    @property
-    def conflicts(self) -> int:
-        return sum(data.conflicts for data in self._data)
+    def statistics(self) -> IndexStatistics:
+        return IndexStatistics(
+            errors=sum(data.errors for data in self._data), conflicts=sum(data.conflicts for data in self._data)
+        )
 
 
 def _version_of(found: tuple[str, CachedObject]) -> int:

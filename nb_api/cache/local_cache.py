@@ -189,9 +189,9 @@ class LocalCache(WholeCache, VerifiedCopy):
         values, each of which finds the object.  ``unique``: a value belongs to one object, see `Index.one`.
         ``sorted``: `Index.range` works.  ``table`` may be left out when the cache has one.
 
-        A function that raises, or gives what cannot be a key of a dict or be sorted, is counted in ``index_errors`` and
-        logged; the object is in the copy and not in this index.  Blocks while the objects that are there are indexed.
-        Raises UsageError, also in an index function.
+        A function that raises, or gives what cannot be a key of a dict or be sorted, is counted in ``indexes.errors``
+        and logged; the object is in the copy and not in this index.  Blocks while the objects that are there are
+        indexed.  Raises UsageError, also in an index function.
         """
         self._check_usable()
         if function is None:
@@ -458,12 +458,8 @@ class LocalCache(WholeCache, VerifiedCopy):
             news=dataclasses.replace(self._core.counters),
             syncs=self._sync.counters.copy(),
             verify=dataclasses.replace(self._verifier.counters),
-            overruns=self._subscriptions.overruns,
-            callback_errors=self._subscriptions.errors,
-            untold=self._subscriptions.untold,
-            subscriptions=len(self._subscriptions),
-            index_errors=self._indexes.errors,
-            index_conflicts=self._indexes.conflicts,
+            telling=self._subscriptions.statistics(),
+            indexes=self._indexes.statistics(),
             mismatches=self._mismatches.count,
             bus=self._source.statistics(),
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from nb_api.cache.index import IndexStatistics
 from nb_api.cache.reading.sync import SyncCounters
+from nb_api.cache.telling.subscriptions import TellingStatistics
 from nb_api.core.copy.held_objects import CacheCounters
 from nb_api.verifying.verification import VerifyCounters
 from pubsub_api import SubscriberStatistics
@@ -21,7 +23,7 @@ class Followed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LocalCacheStatistics:
-    """Counters since the cache was made."""
+    """Counters since the cache was made: at the top what one watches, below it by what counts."""
 
     objects: int
     tombstones: int
@@ -37,18 +39,8 @@ class LocalCacheStatistics:
     syncs: SyncCounters
     verify: VerifyCounters
     """Comparisons of the whole copy with the database, by `LocalCache.verify`."""
-    overruns: int
-    """How often changes were not told one by one because they were not taken in time."""
-    callback_errors: int
-    """How often the callback raised.  It is called again with the same changes."""
-    untold: int
-    """Changes that the callback has not taken yet."""
-    subscriptions: int
-    """Consumers: what the cache was made with, and those of `LocalCache.subscribe`."""
-    index_errors: int
-    """How often the function of an index failed; the object is then not in that index."""
-    index_conflicts: int
-    """How often an object got a value of a unique index that another one had."""
+    telling: TellingStatistics
+    indexes: IndexStatistics
     mismatches: int
     """Versions of objects that were read, or told, and do not fit the class of their table (`LocalCache.table`)."""
     bus: SubscriberStatistics | None

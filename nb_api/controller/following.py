@@ -67,7 +67,11 @@ class CacheFollower:
             # Without this thread nothing is known of changes: the controller must not look as if it worked.
             LOG.critical("Controller %s ends, because it cannot follow changes.", self._name, exc_info=error)
         finally:
+            is_closed = self._work.is_stopping
             self._work.stop()
+            if not is_closed and (given_up := self._work.permits.give_up()):
+                # Otherwise nobody would work on these keys, in no process.
+                LOG.warning("Controller %s ends by itself, and gives up %s.", self._name, given_up)
 
     def _follow_all(self) -> None:
         with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:

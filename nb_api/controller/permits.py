@@ -83,6 +83,13 @@ class RunPermits:
         """`take_moves` has something to tell."""
         return False
 
+    def give_up(self) -> str:
+        """No run begins any more, because the controller has ended by itself: let others have what was shared.
+
+        Waits for that, a few seconds at most.  What was given up, empty for nothing.
+        """
+        return ""
+
 
 class ElectedPermits(RunPermits):
     """Runs begin while this process leads; what is wanted is kept until then."""
@@ -156,6 +163,10 @@ class ShardPermits(RunPermits):
     @property
     def has_moves(self) -> bool:
         return self._shards.moves != self._moves
+
+    def give_up(self) -> str:
+        self._shards.close()  # each shard when its last run has ended
+        return "its shards"
 
 
 def permits_of(election: Election | None, shards: KeyShards | None) -> RunPermits:

@@ -8,8 +8,51 @@ from pubsub_api.runtime.durations import DurationCounter, DurationHistogram
 
 
 @dataclasses.dataclass(frozen=True)
+class RunQueueStatistics:
+    """The queue of keys."""
+
+    retries: int
+    """Of the runs, those after a failure."""
+    requeues: int
+    """Runs that asked for another one after a time."""
+    merged: int
+    """Changes that caused no run of their own, because their key was wanted already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowingStatistics:
+    """The follower of the copy, which puts keys into the queue."""
+
+    unmapped: int
+    """Objects whose owners are not known, because the function that tells them raised.  It is called again."""
+    mapping_errors: int
+    """How often a function that tells owners raised."""
+    complete_readings: int
+    """How often every object of the copy was read: at the start, and when changes were not told one by one."""
+    ends_forgotten: int
+    """Deletes of keys of other processes that were too many to be remembered for the case that those die."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTimeStatistics:
+    """How long keys waited, and runs took."""
+
+    waited_s: float
+    """How long keys have waited for a worker, all runs together."""
+    waited_max_s: float
+    run_s: float
+    """How long runs took, all together."""
+    run_max_s: float
+    run_seconds: DurationHistogram
+    """How long runs took."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ControllerStatistics:
-    """Counters since the controller was made.  Ages are of the moment at which they were asked for."""
+    """Counters since the controller was made: at the top what one watches, below it by what counts.
+
+    Ages are of the moment at which they were asked for.
+    """
 
     has_begun: bool
     """The copy was complete, and runs are made."""
@@ -22,38 +65,19 @@ class ControllerStatistics:
     """Keys that a worker has."""
     waiting: int
     """Keys whose time has not come: after a failure, or because a run asked for it, or because they ran just now."""
-    unmapped: int
-    """Objects whose owners are not known, because the function that tells them raised.  It is called again."""
     oldest_ready_s: float
     """How long the longest waits for a worker."""
     oldest_running_s: float
     """How long the longest is running.  When it grows and grows, the function hangs."""
     runs: int
-    retries: int
-    """Of the runs, those after a failure."""
     failures: int
     given_up: int
     """Failures after which a key was left alone until it changes."""
-    requeues: int
-    """Runs that asked for another one after a time."""
-    merged: int
-    """Changes that caused no run of their own, because their key was wanted already."""
     unheld_runs: int
     """Runs during which the lease of this process was over: another may have worked on the key at the same time."""
-    ends_forgotten: int
-    """Deletes of keys of other processes that were too many to be remembered for the case that those die."""
-    mapping_errors: int
-    """How often a function that tells owners raised."""
-    complete_readings: int
-    """How often every object of the copy was read: at the start, and when changes were not told one by one."""
-    waited_s: float
-    """How long keys have waited for a worker, all runs together."""
-    waited_max_s: float
-    run_s: float
-    """How long runs took, all together."""
-    run_max_s: float
-    run_seconds: DurationHistogram
-    """How long runs took."""
+    queue: RunQueueStatistics
+    following: FollowingStatistics
+    times: RunTimeStatistics
 
 
 @dataclasses.dataclass
@@ -74,3 +98,6 @@ class RunTimes:
         self.runs.add(seconds)
         self.run_s += seconds
         self.run_max_s = max(self.run_max_s, seconds)
+
+    def read(self) -> RunTimeStatistics:
+        return RunTimeStatistics(self.waited_s, self.waited_max_s, self.run_s, self.run_max_s, self.runs.read())

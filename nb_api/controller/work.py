@@ -19,7 +19,7 @@ from nb_api.controller.core.keys import Key, RequeueAfter, check_seconds
 from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
 from nb_api.controller.permits import RunPermit, RunPermits
 from nb_api.controller.request import Request
-from nb_api.controller.statistics import ControllerStatistics, RunTimes
+from nb_api.controller.statistics import ControllerStatistics, FollowingStatistics, RunQueueStatistics, RunTimes
 from nb_api.core.changes import DbObject
 from nb_api.core.copy.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
@@ -459,24 +459,20 @@ class Work:
                 ready=queue.ready,
                 running=queue.running,
                 waiting=queue.waiting,
-                unmapped=self.following.unmapped,
                 oldest_ready_s=queue.oldest_ready_s(now),
                 oldest_running_s=now - min((run.begun for run in self._running.values()), default=now),
                 runs=counters.runs,
-                retries=counters.retries,
                 failures=counters.failures,
                 given_up=counters.given_up,
-                requeues=counters.requeues,
-                merged=counters.merged,
                 unheld_runs=self._unheld_runs,
-                ends_forgotten=self._ends.forgotten,
-                mapping_errors=self.following.mapping_errors,
-                complete_readings=self.following.complete_readings,
-                waited_s=self._times.waited_s,
-                waited_max_s=self._times.waited_max_s,
-                run_s=self._times.run_s,
-                run_max_s=self._times.run_max_s,
-                run_seconds=self._times.runs.read(),
+                queue=RunQueueStatistics(counters.retries, counters.requeues, counters.merged),
+                following=FollowingStatistics(
+                    unmapped=self.following.unmapped,
+                    mapping_errors=self.following.mapping_errors,
+                    complete_readings=self.following.complete_readings,
+                    ends_forgotten=self._ends.forgotten,
+                ),
+                times=self._times.read(),
             )
 
 

@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from nb_api.coordination.lease_config import read_election_lease
-from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
+from nb_api.coordination.leases import REFUSED, carry_out, checked_lease, lease_clock, wait_call
 from nb_api.core.checks import check_name
 from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectNotFound
-from pubsub_api.errors import Closed, Forked, LimitReached, UsageError, WaitTimeout
+from pubsub_api.errors import Closed, Forked, LimitReached, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures
@@ -86,9 +85,7 @@ class Election(Closeable):
         check_name(name, "name of an election")
         self._db = db
         self._name = name
-        self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
-        if not self._lease_s > 0:
-            raise UsageError(f"a lease takes time, not {self._lease_s} s")
+        self._lease_s = checked_lease(db, lease_s)
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._clock = clock
@@ -172,23 +169,14 @@ class Election(Closeable):
     # -- the thread that talks to the database
 
     def _run_store(self) -> None:
-        while (call := self._next_call()) is not None:
+        while (call := wait_call(self._core, self._changed, self._clock, self._is_late)) is not None:
             answer = self._ask(call)
             with self._changed:
                 answer(self._clock())
                 self._changed.notify_all()
 
-    def _next_call(self) -> DatabaseCall | None:
-        """Wait until there is something to ask, None when there never will be again."""
-        with self._changed:
-            while True:
-                now = self._clock()
-                if self._core.is_gone or (self._deadline is not None and now >= self._deadline):
-                    return None
-                call = self._core.next_call(now)
-                if call is not None:
-                    return call
-                self._changed.wait(max(0.0, self._core.due(now) - now))
+    def _is_late(self, now: float) -> bool:
+        return self._deadline is not None and now >= self._deadline
 
     def _ask(self, call: DatabaseCall) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""

@@ -11,18 +11,9 @@ import os
 import threading
 from collections.abc import Callable
 
-from nb_api.coordination.lease_config import read_election_lease
-from nb_api.coordination.leases import REFUSED, carry_out, lease_clock
+from nb_api.coordination.leases import REFUSED, carry_out, checked_lease, lease_clock, wait_call
 from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
-from nb_api.core.key_shards import (
-    LEASE_S_MAX,
-    KeyShardsCore,
-    RecordCall,
-    ShardCounters,
-    ShardRecord,
-    ShardRun,
-    shard_of,
-)
+from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardCounters, ShardRecord, ShardRun, shard_of
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from pubsub_api.errors import Closed, Forked, UsageError
@@ -106,9 +97,7 @@ class KeyShards(Closeable):
             raise UsageError(f"a name of key shards has {NAME_CHARACTERS_MAX - _KEY_CHARACTERS} characters at most")
         if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
             raise UsageError(f"keys are divided into 1 to {COUNT_MAX} shards, not {count!r}")
-        self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
-        if not 0 < self._lease_s <= LEASE_S_MAX:
-            raise UsageError(f"a lease takes time, {LEASE_S_MAX:g} s at most, not {self._lease_s} s")
+        self._lease_s = checked_lease(db, lease_s)
         self._db = db
         self._name = name
         self._count = count
@@ -230,25 +219,15 @@ class KeyShards(Closeable):
     # -- the thread
 
     def _run(self) -> None:
-        while (call := self._next_call()) is not None:
+        while (call := wait_call(self._core, self._changed, self._clock, self._is_late)) is not None:
             answer = self._ask(call)
             with self._changed:
                 answer(self._clock())
                 counters, held = dataclasses.replace(self._core.counters), self._core.held
             self._tell(counters, held)
 
-    def _next_call(self) -> RecordCall | None:
-        """Wait until there is something to ask, None when there never will be again."""
-        with self._changed:
-            while True:
-                now = self._clock()
-                is_late = self._deadline is not None and now >= self._deadline
-                if self._core.is_gone or (is_late and not self._core.has_runs):
-                    return None
-                call = self._core.next_call(now)
-                if call is not None:
-                    return call
-                self._changed.wait(max(0.0, self._core.due(now) - now))
+    def _is_late(self, now: float) -> bool:
+        return self._deadline is not None and now >= self._deadline and not self._core.has_runs
 
     def _ask(self, call: RecordCall) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""

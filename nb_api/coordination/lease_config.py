@@ -20,17 +20,19 @@ RENEWALS_PER_LEASE = 4
 ELECTION_OPTIONS: Sequence[cfg.Opt] = (
     seconds("lease", 10.0, 0.1, 3600.0,
             "A leader that shows no progress for this long is replaced. It stops to lead a tenth earlier, and renews "
-            "its lease four times as often. The same for everybody who takes part."),
+            "its lease four times as often. Where it is not the same everywhere, the longer one of two counts."),
 )  # fmt: skip
 
 DISCOVERY_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("lease", 60.0, 0.3, 86_400.0,
             "A publisher that shows no progress for this long is taken out of the directory; it renews its entry four "
-            "times as often. The same for everybody."),
-    seconds("refresh_interval", 5.0, 0.05, 3600.0,
-            "How often a subscriber looks into the directory; the time between two looks varies by half."),
+            "times as often, and a subscriber looks into the directory twelve times as often. The same for "
+            "everybody."),
 )  # fmt: skip
 
+REFRESHES_PER_LEASE = 12
+REFRESH_INTERVAL_MIN_S = 0.05
+"""A new publisher is found soon, by one cheap read; the time between two looks varies by half."""
 PUBLISHERS_MAX = 10_000
 """Entries of the directory that a subscriber listens to, a connection each.  More are ignored, counted and logged."""
 
@@ -55,7 +57,9 @@ def read_discovery(conf: cfg.ConfigOpts) -> DiscoverySettings:
     conf.register_opts(DISCOVERY_OPTIONS, group=DISCOVERY_GROUP)
     check_group(conf, DISCOVERY_GROUP, DISCOVERY_OPTIONS)
     group = conf[DISCOVERY_GROUP]
-    return DiscoverySettings(group.lease, group.lease / RENEWALS_PER_LEASE, group.refresh_interval, PUBLISHERS_MAX)
+    lease_s = float(group.lease)
+    refresh_interval_s = max(lease_s / REFRESHES_PER_LEASE, REFRESH_INTERVAL_MIN_S)
+    return DiscoverySettings(lease_s, lease_s / RENEWALS_PER_LEASE, refresh_interval_s, PUBLISHERS_MAX)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeVar
 
+from nb_api.coordination.lease_config import read_election_lease
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
+from pubsub_api.core.leases import LEASE_S_MAX
+from pubsub_api.errors import UsageError
+
+Call_co = TypeVar("Call_co", covariant=True)
 
 TOPIC = "heliograph/leases"
 """Objects need a topic; no cache follows this one."""
@@ -20,6 +27,47 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def lease_clock() -> float:
     """Seconds that have passed, those in which the machine was suspended included: other processes ran meanwhile."""
     return time.clock_gettime(_CLOCK)
+
+
+def checked_lease(db: DbApi, lease_s: float | None) -> float:
+    """Seconds, ``[election] lease`` when none are given.  Raises UsageError."""
+    lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
+    if not 0 < lease_s <= LEASE_S_MAX:
+        raise UsageError(f"a lease takes time, {LEASE_S_MAX:g} s at most, not {lease_s} s")
+    return lease_s
+
+
+class LeaseCore(Protocol[Call_co]):
+    """What decides which calls are made to the database, and when."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Nothing will be called any more."""
+
+    def next_call(self, now: float) -> Call_co | None: ...
+
+    def due(self, now: float) -> float:
+        """When `next_call` has something to do."""
+
+
+def wait_call(
+    core: LeaseCore[Call_co],
+    changed: threading.Condition,
+    clock: Callable[[], float],
+    is_late: Callable[[float], bool],
+) -> Call_co | None:
+    """Block until there is something to call, None when there never will be again, or it ``is_late`` for it.
+
+    ``changed`` guards the core, and is notified when something else is due than before.
+    """
+    with changed:
+        while True:
+            now = clock()
+            if core.is_gone or is_late(now):
+                return None
+            if (call := core.next_call(now)) is not None:
+                return call
+            changed.wait(max(0.0, core.due(now) - now))
 
 
 class LeaseWrite(Protocol):

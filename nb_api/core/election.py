@@ -7,7 +7,8 @@ Everything is decided by compare-and-set on that version.
 state      what it does                                    what leads to another state
 =========  ==============================================  ============================================================
 watching   looks at the lease every quarter of its length  there is none: creates it, leading
-                                                           the same version for a whole lease: takes it over, leading
+                                                           the same version for a whole lease, the longer one when its
+                                                           own and that of the holder differ: takes it over, leading
                                                            it is our own after all: leading, if that attempt still lasts
 leading    renews it every quarter of its length           refused, another has taken it: watching
                                                            not renewed for nine tenths of its length: watching
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from pubsub_api.core.leases import LeaseProgress, LeaseWrites
+from pubsub_api.core.leases import LeaseProgress, LeaseWrites, longer_lease_s
 
 RENEWALS_PER_LEASE = 4
 HOLDER_PART = 0.9
@@ -103,7 +104,13 @@ class ElectionCore:
             self._attempt += 1
             self._writes.begin(self._attempt, now)
             call = call._replace(
-                value={"holder": self._holder, "mark": self._mark, "attempt": self._attempt, "place": self._place}
+                value={
+                    "holder": self._holder,
+                    "mark": self._mark,
+                    "attempt": self._attempt,
+                    "place": self._place,
+                    "lease": self._lease_s,
+                }
             )
         self._asked = call
         return call
@@ -138,7 +145,7 @@ class ElectionCore:
             is_own_past = bool(self._place) and fields.get("place") == self._place
             if version is None:
                 self._next = DatabaseCall("create")
-            elif is_own_past or self._progress.idle_s(_KEY) >= self._lease_s:
+            elif is_own_past or self._progress.idle_s(_KEY) >= longer_lease_s(self._lease_s, fields.get("lease")):
                 self._next = DatabaseCall("set", expected_version=version)
             else:
                 self._due = now + self._interval_s

@@ -39,13 +39,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE
-from pubsub_api.core.leases import LeaseProgress, LeaseWrites
+from pubsub_api.core.leases import LeaseProgress, LeaseWrites, longer_lease_s
 
 _LOOKS_PER_LEASE = 10
 """Of a process that wants shards which it cannot have yet."""
 _ATTEMPTS_MAX = 16
-LEASE_S_MAX = 3600.0
-"""As that of the option: a process that died with a longer one would keep its shards from the others for that long."""
 _MEMBER = "member"
 
 
@@ -106,8 +104,8 @@ class _Member(NamedTuple):
     since: int
     """The version with which the sign of life was created."""
     is_leaving: bool
-    lease_s: float
-    """Of a release that did not tell it: 0."""
+    lease: object
+    """As its record states it."""
 
 
 class KeyShardsCore:
@@ -344,7 +342,7 @@ class KeyShardsCore:
 
     def _is_silent(self, mark: str, one: _Member) -> bool:
         """By the longer lease of the two, when they differ: it counts on its own."""
-        return self._progress.idle_s(mark) >= max(self._lease_s, one.lease_s)
+        return self._progress.idle_s(mark) >= longer_lease_s(self._lease_s, one.lease)
 
     def _end_surplus(self) -> None:
         """Those first in which least is running."""
@@ -457,11 +455,11 @@ def _mark(claim: ShardRecord) -> str | None:
 
 def _member(found: ShardRecord) -> _Member:
     fields = _fields(found.value)
-    since, lease_s = fields.get("since"), fields.get("lease")
+    since = fields.get("since")
     return _Member(
         found.version,
         fields.get("count"),
         since if isinstance(since, int) and since else found.version,
         fields.get("leaving") is True,
-        lease_s if isinstance(lease_s, int | float) and 0 < lease_s <= LEASE_S_MAX else 0.0,
+        fields.get("lease"),
     )

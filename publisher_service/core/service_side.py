@@ -131,7 +131,7 @@ class ServiceCore:
             return f"it speaks version {hello.version} of the protocol, this service speaks {messages.VERSION}"
         known = self.workers.get(hello.guid)
         if self.connected >= self.settings.workers_max and (known is None or known.connection is None):
-            return f"{self.connected} workers are connected, and workers_max is {self.settings.workers_max}"
+            return f"{self.connected} workers are connected, and there may be {self.settings.workers_max}"
         if known is None:
             known = self.workers[hello.guid] = Worker(hello.guid, hello.first - 1)
             self._make_room()

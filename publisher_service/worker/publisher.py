@@ -41,7 +41,13 @@ from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
 from pubsub_api.publishing.default_name import default_name
-from pubsub_api.publishing.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
+from pubsub_api.publishing.multiproc import (
+    MultiprocDriver,
+    WorkerLinkStatistics,
+    WorkerPublisherApi,
+    WorkerStatistics,
+    WorkerWindowStatistics,
+)
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.backoff import Backoff
 
@@ -269,14 +275,13 @@ class WorkerPublisher(WorkerPublisherApi):
                 acknowledged_events=core.acknowledged,
                 refused_events=core.counters.refused_events,
                 refused_reason=core.counters.refused_reason,
-                waiting_events=core.waiting,
-                waiting_bytes=core.window_bytes,
-                connects=link.connects if link else 0,
-                disconnects=link.disconnects if link else 0,
-                refusals=link.refusals if link else 0,
-                resent_batches=core.counters.resent,
-                blocked_sends=self._blocked_sends,
-                timeouts=self._timeouts,
+                window=WorkerWindowStatistics(core.waiting, core.window_bytes, self._blocked_sends, self._timeouts),
+                link=WorkerLinkStatistics(
+                    link.connects if link else 0,
+                    link.disconnects if link else 0,
+                    link.refusals if link else 0,
+                    core.counters.resent,
+                ),
             )
 
     # -- ending

@@ -19,6 +19,19 @@ from typing import Literal
 
 Outcome = Literal["done", "not done", "overtaken"]
 
+LEASE_S_MAX = 3600.0
+"""As that of the options: what died with a longer one would keep the others away for that long."""
+
+
+def longer_lease_s(own_s: float, stated: object) -> float:
+    """How long a record must show no progress before it is over, for a process whose own lease is ``own_s``.
+
+    The holder counts the lease that its record states.  Processes may have different ones while an option is changed in
+    one after the other, so the longer one counts.  What no holder can have is not waited for, nor what a release before
+    did not state.
+    """
+    return max(own_s, stated) if isinstance(stated, int | float) and 0 < stated <= LEASE_S_MAX else own_s
+
 
 class LeaseWrites:
     """The writes of one process to one record, each under the condition that the record still has `version`.

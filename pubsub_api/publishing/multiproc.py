@@ -22,8 +22,32 @@ NAMESPACE = "heliograph.multiproc_driver"
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkerWindowStatistics:
+    """What a worker has sent and the service has not acknowledged."""
+
+    waiting_events: int
+    waiting_bytes: int
+    blocked_sends: int
+    """How often a send had to wait because the window was full."""
+    timeouts: int
+    """How often it waited in vain and raised."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerLinkStatistics:
+    """The connection of a worker to the service."""
+
+    connects: int
+    disconnects: int
+    refusals: int
+    """Connections that the service, or the system, refused."""
+    resent_batches: int
+    """Sent again after a connection was lost; the service drops those it had taken."""
+
+
+@dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
-    """Counters of one worker process since its first event."""
+    """Counters of one worker process since its first event: at the top what one watches, below it by what counts."""
 
     name: str
     guid: str
@@ -36,19 +60,8 @@ class WorkerStatistics:
     """Acknowledged, yet not published: the service could not."""
     refused_reason: str
     """Why, for the newest of them; empty when there are none."""
-    waiting_events: int
-    """Sent by the program and not yet acknowledged by the service."""
-    waiting_bytes: int
-    connects: int
-    disconnects: int
-    refusals: int
-    """Connections that the service, or the system, refused."""
-    resent_batches: int
-    """Sent again after a connection was lost; the service drops those it had taken."""
-    blocked_sends: int
-    """How often a send had to wait because the window was full."""
-    timeouts: int
-    """How often it waited in vain and raised."""
+    window: WorkerWindowStatistics
+    link: WorkerLinkStatistics
 
 
 class WorkerPublisherApi(Closeable):

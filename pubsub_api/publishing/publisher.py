@@ -53,7 +53,7 @@ from pubsub_api.publishing.batching import Batcher
 from pubsub_api.publishing.confirmation import Confirmation, Needed
 from pubsub_api.publishing.default_name import default_name
 from pubsub_api.publishing.sending import FrameSender
-from pubsub_api.publishing.statistics import PublisherStatistics
+from pubsub_api.publishing.statistics import FrameCacheStatistics, PublisherStatistics, QuestionStatistics
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
@@ -423,13 +423,10 @@ class Publisher(Closeable):
                 send_failures=self._batcher.sender.send_failures,
                 refused=self._batcher.sender.events_refused,
                 resent=self._confirmation.resent,
-                queries=self._queries,
-                bad_queries=self._bad_queries,
-                bad_replies=self._confirmation.bad_replies,
-                handler_errors=self._end.handler_errors,
-                cached_frames=cache.frames if cache else 0,
-                cached_bytes=cache.bytes if cache else 0,
-                cache_evictions=cache.evicted if cache else 0,
+                questions=QuestionStatistics(
+                    self._queries, self._bad_queries, self._confirmation.bad_replies, self._end.handler_errors
+                ),
+                cache=FrameCacheStatistics(*((cache.frames, cache.bytes, cache.evicted) if cache else ())),
                 driver=of_driver,
             )
 

@@ -6,8 +6,29 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class QuestionStatistics:
+    """Questions that a publisher hears, and answers to its own."""
+
+    queries: int
+    bad_queries: int
+    bad_replies: int
+    """Answers about what caches hold that were refused, as `bad_frames` of a subscriber are."""
+    handler_errors: int
+    """Queries of the driver on which the publisher itself raised, which must not happen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameCacheStatistics:
+    """The frames that a publisher keeps for repair."""
+
+    frames: int = 0
+    bytes: int = 0
+    evictions: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class PublisherStatistics:
-    """Counters since the publisher was made."""
+    """Counters since the publisher was made: at the top what one watches, below it by what counts."""
 
     name: str
     guid: str
@@ -24,14 +45,7 @@ class PublisherStatistics:
     """Events that the transport refused for lack of permission; they are not kept."""
     resent: int
     """Frames sent again because too few caches held them."""
-    queries: int
-    bad_queries: int
-    bad_replies: int
-    """Answers about what caches hold that were refused, as `bad_frames` of a subscriber are."""
-    handler_errors: int
-    """Queries of the driver on which the publisher itself raised, which must not happen."""
-    cached_frames: int
-    cached_bytes: int
-    cache_evictions: int
+    questions: QuestionStatistics
+    cache: FrameCacheStatistics
     driver: dict[str, int]
     """What the driver dropped, refused or did again, by the names that it gives it."""

@@ -22,17 +22,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # What may go down.  Everything else only ever grows.
 _GAUGES = {
-    "publisher": {"streams", "backlog_bytes", "cached_frames", "cached_bytes"},
+    "publisher": {"streams", "backlog_bytes", "cache.frames", "cache.bytes"},
     "subscriber": {
         "links_up", "links_down", "lag", "queue_bytes", "repair.parked_bytes", "peers.streams", "peers.publishers",
     },
     "cache": {"frames", "bytes"},
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
-    "local_cache": {"objects", "tombstones", "position", "newest", "untold", "subscriptions"},
+    "local_cache": {"objects", "tombstones", "position", "newest", "telling.untold", "telling.subscriptions"},
     "controller": {
-        "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
-        "run_max_s",
+        "has_begun", "ready", "running", "waiting", "following.unmapped", "oldest_ready_s", "oldest_running_s",
+        "times.waited_max_s", "times.run_max_s",
     },
     "fleet": {"bytes", "members"},
     "log": {"events", "bytes", "sealed_bytes", "segments"},
@@ -44,9 +44,20 @@ _GAUGES = {
 }  # fmt: skip
 _ELSEWHERE = {"local_cache": {"bus"}}
 """Statistics of an object that has a role of its own."""
-_UNNAMED = {"subscriber": {"intake", "repair", "peers"}, "member": {"links", "log"}}
+_UNNAMED = {
+    "publisher": {"questions"},
+    "subscriber": {"intake", "repair", "peers"},
+    "member": {"links", "log"},
+    "local_cache": {"telling"},
+    "controller": {"queue", "following", "times"},
+}
 """Parts whose numbers have names of metrics without them: dashboards and alerts know the numbers by these names."""
-_NAMES = {"subscriber": {"history.events": "historical"}, "member": {"log.errors": "log_errors"}}
+_NAMES = {
+    "publisher": {"cache.frames": "cached_frames", "cache.bytes": "cached_bytes"},
+    "subscriber": {"history.events": "historical"},
+    "member": {"log.errors": "log_errors"},
+    "local_cache": {"indexes.errors": "index_errors", "indexes.conflicts": "index_conflicts"},
+}
 
 
 class Reading(NamedTuple):

@@ -18,15 +18,17 @@ HELP: dict[str, dict[str, str]] = {
             "topic raises NotPermitted for max_idle_time."
         ),
         "resent": "Of a publisher: frames sent again because too few caches held them.",
-        "queries": "Of a publisher: questions that arrived.",
-        "bad_queries": "Of a publisher: questions that could not be understood.",
-        "bad_replies": (
+        "questions.queries": "Of a publisher: questions that arrived.",
+        "questions.bad_queries": "Of a publisher: questions that could not be understood.",
+        "questions.bad_replies": (
             "Of a publisher: answers about what caches hold that were refused, such as frames with another key."
         ),
-        "handler_errors": "Of a publisher: questions on which the publisher itself raised: a bug in this library.",
-        "cached_frames": "Of a publisher: frames in its cache now.",
-        "cached_bytes": "Of a publisher: their size.",
-        "cache_evictions": "Of a publisher: frames that left the cache.",
+        "questions.handler_errors": (
+            "Of a publisher: questions on which the publisher itself raised: a bug in this library."
+        ),
+        "cache.frames": "Of a publisher: frames in its cache now.",
+        "cache.bytes": "Of a publisher: their size.",
+        "cache.evictions": "Of a publisher: frames that left the cache.",
         "driver": "Of a publisher: what the driver dropped, refused or did again, by names of its own.",
     },
     "subscriber": {
@@ -285,15 +287,21 @@ HELP: dict[str, dict[str, str]] = {
         "verify.failures": (
             "Of a local cache: periodic verifications that failed otherwise, as when the database cannot be reached."
         ),
-        "overruns": "Of a local cache: times changes were not told one by one, because the program did not take them.",
-        "callback_errors": "Of a local cache: times the callback raised; it is called again with the same changes.",
-        "untold": "Of a local cache: changes that callbacks have not taken yet.",
-        "subscriptions": "Of a local cache: consumers: the one that the cache was made with, and those of subscribe.",
-        "index_errors": (
+        "telling.overruns": (
+            "Of a local cache: times changes were not told one by one, because the program did not take them."
+        ),
+        "telling.callback_errors": (
+            "Of a local cache: times the callback raised; it is called again with the same changes."
+        ),
+        "telling.untold": "Of a local cache: changes that callbacks have not taken yet.",
+        "telling.subscriptions": (
+            "Of a local cache: consumers: the one that the cache was made with, and those of subscribe."
+        ),
+        "indexes.errors": (
             "Of a local cache: times the function of an index raised, or gave what cannot be a key; that object "
             "is not in that index."
         ),
-        "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
+        "indexes.conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
         "mismatches": (
             "Of a local cache: versions of objects that were read or told and do not fit the class of their table."
         ),
@@ -311,10 +319,6 @@ HELP: dict[str, dict[str, str]] = {
             "Of a controller: keys whose time has not come: after a failure, because a run asked for it, or "
             "because they ran just now."
         ),
-        "unmapped": (
-            "Of a controller: objects whose owners are not known, because the function that tells them raised; it "
-            "is called again."
-        ),
         "oldest_ready_s": (
             "Of a controller: how long the longest of the keys waits for a worker: when it grows, there are too "
             "few workers."
@@ -324,33 +328,37 @@ HELP: dict[str, dict[str, str]] = {
             "Controller.running() names the key."
         ),
         "runs": "Of a controller: times the function was called.",
-        "retries": "Of a controller: of these, calls after a failure.",
         "failures": "Of a controller: times the function raised; each key is tried again.",
         "given_up": (
             "Of a controller: of these, times it raised GiveUp, so that the key was left alone until it changes."
-        ),
-        "requeues": "Of a controller: times the function returned RequeueAfter.",
-        "merged": (
-            "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
         ),
         "unheld_runs": (
             "Of a controller: runs during which the lease of this process was over, because it stood still or the "
             "database did not answer: another process may have worked on the key at the same time."
         ),
-        "ends_forgotten": (
+        "following.unmapped": (
+            "Of a controller: objects whose owners are not known, because the function that tells them raised; it "
+            "is called again."
+        ),
+        "following.ends_forgotten": (
             "Of a controller: deletes of keys of other processes that were too many to be remembered for the case "
             "that those die."
         ),
-        "mapping_errors": "Of a controller: times a function of owners raised.",
-        "complete_readings": (
+        "following.mapping_errors": "Of a controller: times a function of owners raised.",
+        "following.complete_readings": (
             "Of a controller: times every object of the copy was read: at the start, and when changes were not "
             "told one by one."
         ),
-        "waited_s": "Of a controller: how long keys have waited for a worker, all runs together.",
-        "waited_max_s": "Of a controller: the longest of these waits.",
-        "run_s": "Of a controller: how long the calls took, all together.",
-        "run_max_s": "Of a controller: the longest of them.",
-        "run_seconds": "Of a controller: how long runs took: a histogram.",
+        "queue.retries": "Of a controller: of the runs, those after a failure.",
+        "queue.requeues": "Of a controller: times the function returned RequeueAfter.",
+        "queue.merged": (
+            "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
+        ),
+        "times.waited_s": "Of a controller: how long keys have waited for a worker, all runs together.",
+        "times.waited_max_s": "Of a controller: the longest of these waits.",
+        "times.run_s": "Of a controller: how long the calls took, all together.",
+        "times.run_max_s": "Of a controller: the longest of them.",
+        "times.run_seconds": "Of a controller: how long runs took: a histogram.",
     },
     "fleet": {
         "reports": "Of a process that tells the fleet: reports told.",

@@ -51,6 +51,7 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
     "discovery": _gone(
         "publishers_max",
         renew_interval="lease / 4",
+        refresh_interval="lease / 12",
     ),
     "durability": _gone(
         "expiry_interval page_timeout chunk_bytes window_chunks held_samples_max read_publisher_caches "
@@ -65,11 +66,13 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         "find_leader_interval resend_interval rebalance_delay revoke_timeout renew_streams_interval "
         "members_max message_bytes_max commit_interval progress_interval batch_events_max window "
         "dead_letter_topic",
+        queue_in_flight="2 * concurrency, 10 at least",
         retry_delay_max="60 * retry_delay",
         claim_time="2 * member_lease",
     ),
     "local_cache": _gone(
-        "tombstones_max delta_portion slot_wait_max source_repairs_max delta_changes_max slot_lease source_timeout",
+        "tombstones_max delta_portion slot_wait_max source_repairs_max delta_changes_max slot_lease source_timeout "
+        "changes_queue_max",
         retry_interval="db retry_interval_max / 10",
         retry_interval_max="db retry_interval_max",
         snapshot_interval_min="2 * snapshot_jitter",
@@ -92,7 +95,11 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
     ),
     "longpoll": _gone(
         "command_timeout query_timeout send_wait_interval linger mailbox_bytes_max reply_frames_max "
-        "reply_bytes_max command_batch_max subscriptions_max queries_max poll_grace send_wait sessions_max",
+        "reply_bytes_max command_batch_max subscriptions_max queries_max poll_grace sessions_max",
+        tls="pubsub tls_ca_file and tls_cert_file",
+        send_wait="pubsub send_wait",
+        poll_interval="pubsub link_timeout / 3",
+        session_timeout="pubsub link_timeout, 30 at least",
         connect_timeout="pubsub connect_timeout",
         retry_min="pubsub retry_interval_max / 10",
         retry_max="pubsub retry_interval_max",
@@ -112,7 +119,7 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
     ),
     "publisher_service": _gone(
         "window_bytes_max workers_remembered_max read_bytes_max drain_timeout hello_timeout watch_portion "
-        "watch_note_interval outbox_shown_max window_events_max",
+        "watch_note_interval outbox_shown_max window_events_max workers_max",
         reconnect_interval="pubsub retry_interval_max / 10",
         reconnect_interval_max="pubsub retry_interval_max",
         database_retry_interval="db retry_interval_max / 10",
@@ -122,6 +129,7 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         "hello_rate_max catch_up_time clock_skew_max publishers_max questions_max confirm_interval "
         "confirm_interval_max history_hold_time history_read_timeout history_retry_interval "
         "history_objects_max batch_bytes_max send_queue_bytes_max history_source",
+        repair="with_cache, where there is to be none",
         reply_bytes_max="frame_bytes_max / 2",
         retry_interval="retry_interval_max / 10, 0.1 at most",
         idle_time_limit="16 * max_idle_time",
@@ -137,7 +145,9 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         ssl_cert_file="pubsub tls_cert_file",
         ssl_key_file="pubsub tls_key_file",
         connect_timeout="pubsub connect_timeout",
-        send_timeout="operation_timeout",
+        send_timeout="pubsub link_timeout / 6",
+        operation_timeout="pubsub link_timeout / 6",
+        answer_scopes="pubsub answer_scopes",
         reconnect_min="pubsub retry_interval_max / 10",
         reconnect_max="pubsub retry_interval_max",
         tls_check_hostname="the host of url is always checked",
@@ -148,17 +158,22 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
     ),
     "spark": _gone(
         "batch_events_max partition_events_max",
+        bind_address="options spark.driver.host and spark.driver.bindAddress",
         shuffle_partitions="options",
         local_dir="options",
         executor_memory="options",
     ),
     "zenoh": _gone(
         "sessions_max sync_timeout sync_retry_min sync_retry_max sync_grace query_timeout block_wait "
-        "queries_max publishers_max tls_verify_name",
+        "queries_max publishers_max tls_verify_name congestion",
         connect_retry_min="pubsub retry_interval_max / 10",
         connect_retry_max="pubsub retry_interval_max",
         open_timeout="pubsub connect_timeout",
-        drop_wait="send_wait",
+        protocol="pubsub tls_ca_file and tls_cert_file, else listen and endpoints",
+        drop_wait="pubsub send_wait",
+        send_wait="pubsub send_wait",
+        lease="pubsub link_timeout / 3",
+        answer_scopes="pubsub answer_scopes",
         receive_queue_bytes_max="pubsub receive_queue_bytes_max",
         tls_root_ca="pubsub tls_ca_file",
         tls_listen_certificate="pubsub tls_cert_file",
@@ -176,7 +191,9 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         connect_timeout="pubsub connect_timeout",
         reconnect_interval="pubsub retry_interval_max / 10",
         reconnect_interval_max="pubsub retry_interval_max",
-        heartbeat_interval="heartbeat_timeout / 6",
+        send_wait="pubsub send_wait",
+        heartbeat_timeout="pubsub link_timeout",
+        heartbeat_interval="pubsub link_timeout / 6",
         curve_public_key_file="it follows from the secret key",
         peer_bytes_max="peers_bytes_max / 16",
     ),

@@ -90,7 +90,7 @@ class GroupSubscriber(GroupMember):
         self._handler = Handler(
             config.borrower_settings(conf), config.delivery_settings(conf), lambda: uuid.uuid4().hex,
             name=name or self._options.member_name or _new_name(), progress_interval_s=config.PROGRESS_INTERVAL_S,
-            portions_max=2 * self._options.concurrency if auto_ack else self._options.queue_in_flight,
+            portions_max=max(2 * self._options.concurrency, 0 if auto_ack else config.QUEUE_IN_FLIGHT_MIN),
             offsets_max=0 if auto_ack else 1,
         )  # fmt: skip
         self._memberships = Memberships()

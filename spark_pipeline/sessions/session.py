@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from oslo_config import cfg
 
 from pubsub_api.config import check_group, new_conf
-from spark_pipeline.config import EXECUTOR_MEMORY, GROUP, OPTIONS
+from spark_pipeline.config import BIND_ADDRESS, EXECUTOR_MEMORY, GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.sessions import java_logging
 from spark_pipeline.sessions.java import find_java
@@ -43,7 +43,7 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
     conf = new_conf() if conf is None else conf
     conf.register_opts(OPTIONS, group=GROUP)
     check_group(conf, GROUP, OPTIONS)
-    _prepare_environment(conf[GROUP].bind_address)
+    _prepare_environment(conf[GROUP].options.get("spark.driver.bindAddress", BIND_ADDRESS))
     from pyspark.sql import SparkSession  # noqa: PLC0415  # a heavy import that only jobs pay for
 
     from spark_pipeline.reading.source import HeliographDataSource  # noqa: PLC0415
@@ -134,8 +134,8 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
     options = {
         "spark.driver.memory": spark.driver_memory,
         "spark.executor.memory": EXECUTOR_MEMORY,
-        "spark.driver.host": spark.bind_address,
-        "spark.driver.bindAddress": spark.bind_address,
+        "spark.driver.host": BIND_ADDRESS,
+        "spark.driver.bindAddress": BIND_ADDRESS,
         "spark.sql.shuffle.partitions": str(max(4, 2 * local_cores(master))),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

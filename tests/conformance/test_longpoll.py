@@ -20,6 +20,6 @@ class TestLongpoll(DriverConformance):
 
 class TestMutualTls(DriverConformance):
     url = (
-        f"longpoll://127.0.0.1:0?tls=true&tls_client_auth=true&tls_ca_file={TLS}/ca.pem"
+        f"longpoll://127.0.0.1:0?tls_client_auth=true&tls_ca_file={TLS}/ca.pem"
         f"&tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
     )

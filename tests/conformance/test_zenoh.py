@@ -36,10 +36,10 @@ class TestPeers(ZenohConformance):
     url = f"zenoh://127.0.0.1:0?{PATIENT}"
 
 
-class TestPeersThatBlock(ZenohConformance):
-    """The other half of the options that change how a frame is sent."""
+class TestUndeclaredPeers(ZenohConformance):
+    """The other half of what changes how a frame is sent."""
 
-    url = f"zenoh://127.0.0.1:0?congestion=block&shared_memory=false&{PATIENT}"
+    url = f"zenoh://127.0.0.1:0?shared_memory=false&{PATIENT}"
 
     @pytest.fixture(autouse=True)
     def undeclared(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ class TestClients(ZenohConformance):
 
 class TestMutualTls(ZenohConformance):
     url = (
-        f"zenoh://127.0.0.1:0?{PATIENT}&protocol=tls&tls_ca_file={TLS}/ca.pem&tls_client_auth=true"
+        f"zenoh://127.0.0.1:0?{PATIENT}&tls_ca_file={TLS}/ca.pem&tls_client_auth=true"
         f"&tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
     )
     plain_settings: ClassVar[dict[str, object]] = {

@@ -26,6 +26,9 @@ from nb_api.loading import build_db
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conf_fixture import fast_conf
 
+# As in `nb_tools`, also where that is not imported: a publisher is found soon.
+lease_config.REFRESHES_PER_LEASE = 600
+
 _lock = threading.Lock()
 
 
@@ -37,13 +40,11 @@ def publisher_process(url: str, lease_s: float) -> ChildProcess:
     return ChildProcess("publisher", url, str(lease_s), module=__name__)
 
 
-def discovery_db(url: str, lease_s: float, *, refresh_interval_s: float = 0.05) -> DbApi:
+def discovery_db(url: str, lease_s: float) -> DbApi:
     """A database, open, whose directory has that lease."""
     db = build_db(url)
     lease_config.read_discovery(db.conf)
-    values = {"lease": lease_s, "refresh_interval": refresh_interval_s}
-    for option, value in values.items():
-        db.conf.set_override(option, value, group=lease_config.DISCOVERY_GROUP)
+    db.conf.set_override("lease", lease_s, group=lease_config.DISCOVERY_GROUP)
     db.initialize()
     return db
 

@@ -15,7 +15,7 @@ from pubsub_api.testing.receivers import RecordingReceiver
 from tests.helpers.waiting import wait_until
 
 URL = "longpoll://127.0.0.1:0"
-QUICK = "poll_interval=0.5&session_timeout=2&retry_interval_max=0.5"
+QUICK = "link_timeout=1.5&retry_interval_max=0.5"
 """Times after which a dead side is noticed.  On a loaded machine a living one may seem dead for a while."""
 
 

@@ -15,6 +15,8 @@ from pubsub_api.testing.conf_fixture import fast_conf
 FAST_DB = {"outbox_age": 0.5, "retry_interval_max": 0.5}
 PATIENT_DB = {"outbox_age": 60.0}
 """A writer that is slow is not taken for one that is dead: each change is published once."""
+lease_config.REFRESHES_PER_LEASE = 600
+"""In this process: a publisher is found soon, and none is taken for dead where a machine stands still."""
 FAST_CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05}
 
 
@@ -34,7 +36,6 @@ def nb_conf(
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     notify_config.register(conf)
     lease_config.read_discovery(conf)
-    conf.set_override("refresh_interval", 0.2, group=lease_config.DISCOVERY_GROUP)
     for name, value in {**FAST_DB, **(db or {})}.items():
         conf.set_override(name, value, group=config.GROUP)
     for name, value in {**FAST_CACHE, **(cache or {})}.items():

@@ -182,7 +182,7 @@ def _publisher(url: str, settings: dict[str, Any]) -> None:
                 assert flood is not None
                 _say(last=flood.stop())
             elif command["do"] == "statistics":
-                _say(**vars(publisher.statistics()))
+                _say(**dataclasses.asdict(publisher.statistics()))
             elif command["do"] == "close":
                 publisher.close()
                 _say(ok=True)

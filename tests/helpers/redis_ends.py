@@ -9,9 +9,9 @@ from pubsub_api.testing.frames import Frames, header
 from pubsub_api.testing.receivers import RecordingReceiver
 from tests.helpers.waiting import wait_until
 
-PATIENT = "retry_interval_max=0.2&operation_timeout=60&connect_timeout=60"
+PATIENT = "retry_interval_max=0.2&link_timeout=360&connect_timeout=60"
 """Nothing but the end of a connection is taken for a loss: a loaded machine must not look like one."""
-NERVOUS = "retry_interval_max=0.2&operation_timeout=0.5&connect_timeout=0.5"
+NERVOUS = "retry_interval_max=0.2&link_timeout=3&connect_timeout=0.5"
 """Silence is noticed soon, also that of a server which stands still for a moment."""
 
 

@@ -6,6 +6,7 @@ socket file, so that a service that comes back has the same address and no port 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -279,7 +280,7 @@ def _worker(config_file: str) -> None:
         elif command["do"] == "flush":
             _say(error=_flush(publisher, command["timeout_s"]))
         elif command["do"] == "statistics":
-            _say(**vars(publisher.statistics()))
+            _say(**dataclasses.asdict(publisher.statistics()))
         elif command["do"] == "close":
             publisher.close()
             _say(ok=True)

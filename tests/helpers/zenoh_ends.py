@@ -13,7 +13,7 @@ from pubsub_api import loading
 from pubsub_api.driver import PublisherApi, PubSubApi, SubscriberApi
 from pubsub_api.testing.receivers import RecordingReceiver
 
-QUICK = "retry_interval_max=0.1&lease=60"
+QUICK = "retry_interval_max=0.1&link_timeout=180"
 """A lost link is tried again soon, and only the end of a connection counts as a loss: a loaded machine is not one."""
 
 

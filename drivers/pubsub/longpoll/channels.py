@@ -75,7 +75,7 @@ def open_server(settings: LongpollSettings, handler: grpc.GenericRpcHandler) -> 
 
 def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
     if tls.cert_file is None or tls.key_file is None:
-        raise InvalidConfig("[longpoll] tls needs [pubsub] tls_cert_file and tls_key_file where publishers run")
+        raise InvalidConfig("where publishers run, TLS needs [pubsub] tls_cert_file and tls_key_file")
     pair = (tls.key_file, tls.cert_file)
     return grpc.ssl_server_credentials([pair], tls.ca_file if tls.client_auth else None, tls.client_auth)
 

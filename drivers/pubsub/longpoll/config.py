@@ -20,34 +20,32 @@ from heliograph_drivers.pubsub.longpoll.core.session import LongpollPublisherSet
 from pubsub_api import config
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.runtime.options import MIB, advanced, count, flag, override_from_query, seconds, text, tls_files
+from pubsub_api.runtime.options import MIB, TLS_NAMES, advanced, count, override_from_query, text, tls_files
 
 GROUP = "longpoll"
 SCHEME = "longpoll"
 _POLICIES_REMEMBERED = 65_536
 
 
-OPTIONS: Sequence[cfg.Opt] = (
-    flag("tls", False, "Encrypt every link. Set it on both sides, and the certificates with [pubsub] tls_ca_file, "
-         "tls_cert_file and tls_key_file."),
-    *advanced(
-        seconds("poll_interval", 10.0, 0.05, 3600.0, "A poll for which there is nothing is answered, and repeated, "
-                "after this time: the sign of life of both sides."),
-        seconds("session_timeout", 30.0, 0.1, 3600.0, "A subscriber that has not polled for this long is taken for "
-                "dead, and what the publisher holds for it is freed. If it lives, it is told and begins anew."),
-        cfg.ListOpt("latest_topics", default=[],
-                    help="Topic filters. Of what waits for a slow subscriber on such a topic only the newest frame is "
-                         "kept; the numbers that are skipped are announced and counted."),
-        cfg.ListOpt("lossy_topics", default=[],
-                    help="Topic filters. Frames on such topics are the first to go, oldest first, when the mailbox of "
-                         "a slow subscriber is full; the numbers that are skipped are announced and counted."),
-        count("mailbox_frames_max", 50_000, 1, 10_000_000, "Frames that wait at the publisher for one subscriber. When "
-              "they are too many, or have more than 32 MiB, and latest_topics and lossy_topics make no room, it is "
-              "reset: it repairs or resyncs."),
-        text("tls_server_name", None, "Name in the publisher's certificate, where it is not the host of its address."),
-    ),
+OPTIONS: Sequence[cfg.Opt] = advanced(
+    cfg.ListOpt("latest_topics", default=[],
+                help="Topic filters. Of what waits for a slow subscriber on such a topic only the newest frame is "
+                     "kept; the numbers that are skipped are announced and counted."),
+    cfg.ListOpt("lossy_topics", default=[],
+                help="Topic filters. Frames on such topics are the first to go, oldest first, when the mailbox of "
+                     "a slow subscriber is full; the numbers that are skipped are announced and counted."),
+    count("mailbox_frames_max", 50_000, 1, 10_000_000, "Frames that wait at the publisher for one subscriber. When "
+          "they are too many, or have more than 32 MiB, and latest_topics and lossy_topics make no room, it is "
+          "reset: it repairs or resyncs."),
+    text("tls_server_name", None, "Name in the publisher's certificate, where it is not the host of its address."),
 )  # fmt: skip
 
+POLLS_PER_TIMEOUT = 3
+"""A poll for which there is nothing is answered, and repeated, so many times in ``link_timeout``: the sign of life of
+both sides."""
+SESSION_TIMEOUT_S = 30.0
+"""A subscriber that has not polled for this long, or for ``link_timeout``, is taken for dead, and what the publisher
+holds for it is freed.  If it lives, it is told and begins anew: shorter breaks lose nothing."""
 POLL_GRACE_S = 5.0
 """A publisher whose answer to a poll is this late is taken for dead: longer than a busy machine stands still."""
 SESSIONS_MAX = 10_000
@@ -65,8 +63,6 @@ QUERIES_MAX = 256
 """Queries that a publisher answers, or a subscriber asks, at the same time."""
 QUERY_TIMEOUT_S = 10.0
 """How long answers to a query are awaited.  The layer above asks again long before."""
-SEND_WAIT_S = 0.1
-"""How long a sender waits for a subscriber whose mailbox is full."""
 SEND_WAIT_INTERVAL_S = 1.0
 """After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
 LINGER_S = 1.0
@@ -110,6 +106,8 @@ class LongpollSettings:
     """The largest frame that the session layer accepts: what a query may be."""
     tls: Tls | None
     connect_timeout_s: float
+    send_wait_s: float
+    """How long a sender waits for a subscriber whose mailbox is full."""
     receive_queue_bytes_max: int
 
 
@@ -117,11 +115,6 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
     """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
     config.check_group(conf, GROUP, OPTIONS)
     options, pubsub = conf[GROUP], conf[config.GROUP]
-    if options.session_timeout <= pubsub.retry_interval_max:
-        raise InvalidConfig(
-            "[longpoll] session_timeout is not longer than [pubsub] retry_interval_max: a session would be forgotten "
-            "before its link is tried again"
-        )
     if pubsub.publisher_transport != "tcp":
         raise InvalidConfig(
             f"[pubsub] publisher_transport = {pubsub.publisher_transport} is not for longpoll, which needs tcp"
@@ -132,9 +125,9 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         port=port,
         public_host=pubsub.local_ip,
         listen_addresses=tuple(make_address(host, port) for host in pubsub.publishers_ips) if port else (),
-        publisher=_publisher_settings(options, pubsub.hmac_key.encode() if pubsub.hmac_key else None),
+        publisher=_publisher_settings(options, pubsub),
         link=LinkSettings(
-            poll_interval_s=options.poll_interval,
+            poll_interval_s=pubsub.link_timeout / POLLS_PER_TIMEOUT,
             poll_grace_s=POLL_GRACE_S,
             command_timeout_s=pubsub.connect_timeout,
             batch_max=COMMAND_BATCH_MAX,
@@ -144,12 +137,15 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         frame_bytes_max=pubsub.frame_bytes_max,
         tls=_read_tls(options, pubsub),
         connect_timeout_s=pubsub.connect_timeout,
+        send_wait_s=pubsub.send_wait,
         # While more waits for the receiver, nothing is polled; the layer above has the larger queue.
         receive_queue_bytes_max=pubsub.receive_queue_bytes_max // 4,
     )
 
 
-def _publisher_settings(options: cfg.ConfigOpts.GroupAttr, key: bytes | None) -> LongpollPublisherSettings:
+def _publisher_settings(
+    options: cfg.ConfigOpts.GroupAttr, pubsub: cfg.ConfigOpts.GroupAttr
+) -> LongpollPublisherSettings:
     return LongpollPublisherSettings(
         bounds=Bounds(
             frames_max=options.mailbox_frames_max,
@@ -157,12 +153,13 @@ def _publisher_settings(options: cfg.ConfigOpts.GroupAttr, key: bytes | None) ->
             reply_frames_max=REPLY_FRAMES_MAX,
             reply_bytes_max=REPLY_BYTES_MAX,
         ),
-        poll_interval_s=options.poll_interval,
-        session_timeout_s=options.session_timeout,
+        poll_interval_s=pubsub.link_timeout / POLLS_PER_TIMEOUT,
+        # Twice the longest retry: a session must not be forgotten before its link is tried again.
+        session_timeout_s=max(SESSION_TIMEOUT_S, pubsub.link_timeout, 2 * pubsub.retry_interval_max),
         sessions_max=SESSIONS_MAX,
         subscriptions_max=SUBSCRIPTIONS_MAX,
         policy_of=functools.lru_cache(_POLICIES_REMEMBERED)(Policies(options.latest_topics, options.lossy_topics)),
-        key=key,
+        key=pubsub.hmac_key.encode() if pubsub.hmac_key else None,
     )
 
 
@@ -185,11 +182,9 @@ class Policies:
 
 
 def _read_tls(options: cfg.ConfigOpts.GroupAttr, common: cfg.ConfigOpts.GroupAttr) -> Tls | None:
-    given = [name for name in _FILES if getattr(common, name) is not None]
-    if not options.tls:
-        if given or common.tls_client_auth:
-            raise InvalidConfig(f"[pubsub] {(*given, 'tls_client_auth')[0]} is set, but [longpoll] tls is not: nothing "
-                                f"would be encrypted")  # fmt: skip
+    """None, and links that are not encrypted, when no certificate is given."""
+    given = [name for name in TLS_NAMES if getattr(common, name)]
+    if not given:
         return None
     if ("tls_cert_file" in given) != ("tls_key_file" in given):
         raise InvalidConfig("[pubsub] tls_cert_file and tls_key_file go together; one of them is not set")
@@ -203,7 +198,7 @@ def _read_file(name: str, path: str | None) -> bytes | None:
     try:
         return None if path is None else pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise InvalidConfig(f"[longpoll] {name}: {path!r} cannot be read: {error.strerror}") from error
+        raise InvalidConfig(f"[pubsub] {name}: {path!r} cannot be read: {error.strerror}") from error
 
 
 # -- addresses and URLs

@@ -4,7 +4,7 @@
 While the loop is busy with that, further frames gather: batching needs no timer.
 
 A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
-`SEND_WAIT_S` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
+``send_wait`` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from heliograph_drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
 from heliograph_drivers.pubsub.longpoll.config import (
     LINGER_S,
     SEND_WAIT_INTERVAL_S,
-    SEND_WAIT_S,
     LongpollSettings,
     make_address,
 )
@@ -107,7 +106,7 @@ class LongpollPublisher(DriverPublisher):
         service.post_flush()
         now = time.monotonic()
         if now >= self._no_wait_until:
-            if self._room.wait_for(lambda: not self._core.overfull, SEND_WAIT_S):
+            if self._room.wait_for(lambda: not self._core.overfull, self._settings.send_wait_s):
                 return
             self._no_wait_until = now + SEND_WAIT_INTERVAL_S
         for session in self._core.reset_overfull():

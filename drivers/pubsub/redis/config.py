@@ -14,9 +14,8 @@ from oslo_config import cfg
 
 from heliograph_drivers.redis_common import RedisAddress, parse_server
 from pubsub_api import config
-from pubsub_api.core.scopes import check_scope
-from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.runtime.options import advanced, flag, override_from_query, seconds, text
+from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.options import advanced, flag, override_from_query, text
 
 GROUP = "redis"
 """Scheme of an address -> whether the link is encrypted."""
@@ -32,11 +31,6 @@ OPTIONS: Sequence[cfg.Opt] = (
     *advanced(
         text("channel_prefix", "heliograph:",
              "Put before every topic to make the name of its channel. Both ends must use the same."),
-        seconds("operation_timeout", 5.0, 0.05, 300.0,
-                "How long the server may take to accept or to answer a command. Then the link counts as lost."),
-        cfg.ListOpt("answer_scopes", default=["#"],
-                    help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for "
-                         "all. Set it where the ACL of the user lets it use the channels of these only."),
         flag("note_arrivals", False,
              "A publisher that connects notes that in the server, and a subscriber whose connection was lost needs no "
              "resync when nobody has come meanwhile. All that publish under the prefix must have it set. It needs SET, "
@@ -44,11 +38,14 @@ OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+ANSWERS_PER_TIMEOUT = 6
+"""The server may take such a part of ``link_timeout`` to accept or to answer a command.  Then the link is lost: a
+server answers at once, unlike a subscriber, which may have paused."""
 HEALTH_INTERVAL_S = 5.0
 """A link that was silent this long is asked for a sign of life."""
 UNANSWERED_MAX = 1024
-"""Frames a publisher sends ahead of the server's answers: enough to fill a link of 10 ms.  More wait,
-``operation_timeout`` at most."""
+"""Frames a publisher sends ahead of the server's answers: enough to fill a link of 10 ms.  More wait
+as long as an answer may take."""
 QUERIES_MAX = 256
 """Queries of a subscriber that wait for their connection.  More are refused: they would be asked again anyway."""
 
@@ -97,11 +94,11 @@ def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
         cert_file=common.tls_cert_file,
         key_file=common.tls_key_file,
         connect_timeout_s=common.connect_timeout,
-        operation_timeout_s=group.operation_timeout,
+        operation_timeout_s=common.link_timeout / ANSWERS_PER_TIMEOUT,
         health_interval_s=HEALTH_INTERVAL_S,
         retry_interval_s=config.retry_interval(conf),
         retry_interval_max_s=common.retry_interval_max,
-        answer_scopes=_check_scopes(group.answer_scopes),
+        answer_scopes=config.answer_scopes(conf),
         note_arrivals=group.note_arrivals,
     )
 
@@ -111,13 +108,6 @@ def ignored_options(conf: cfg.ConfigOpts) -> list[str]:
     defaults = (cfg.Locations.opt_default, cfg.Locations.set_default)
     found = ((name, conf.get_location(name, "pubsub")) for name in _NOT_OURS)
     return [name for name, where in found if where is not None and where.location not in defaults]
-
-
-def _check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
-    try:
-        return tuple(check_scope(scope) for scope in scopes)
-    except InvalidTopic as error:
-        raise InvalidConfig(f"[redis] answer_scopes: {error}") from error
 
 
 def _check_tls(common: cfg.ConfigOpts.GroupAttr, server: RedisAddress) -> None:

@@ -20,7 +20,7 @@ from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.runtime.options import TLS_NAMES, advanced, flag, override_from_query, seconds, text, tls_files
+from pubsub_api.runtime.options import TLS_NAMES, advanced, flag, override_from_query, text, tls_files
 
 GROUP = "zenoh"
 
@@ -30,42 +30,30 @@ OPTIONS: Sequence[cfg.Opt] = (
                     "endpoints. router: as peer, and the publisher's process routes between all that connect to it."),
     cfg.ListOpt("endpoints", default=[],
                 help="Where subscribers, and in client mode publishers, connect to: protocol/host:port. Empty: made "
-                     "from publishers_ips and publisher_port."),
+                     "from publishers_ips and publisher_port, encrypted when [pubsub] tls_ca_file or tls_cert_file is "
+                     "set."),
     *advanced(
-        cfg.StrOpt("protocol", default="tcp", choices=["tcp", "tls", "quic", "ws", "udp"],
-                   help="Protocol of the addresses that are made from publishers_ips, publisher_bind_address and "
-                        "publisher_port."),
         cfg.ListOpt("listen", default=[],
                     help="Where a publisher listens in peer and router mode: protocol/host:port, port 0 for a free "
-                         "one. Empty: made from publisher_bind_address and publisher_port. Nothing else is ever "
-                         "listened on."),
+                         "one. Empty: made from publisher_bind_address and publisher_port, encrypted when "
+                         "[pubsub] tls_ca_file or tls_cert_file is set. Nothing else is ever listened on."),
         text("key_prefix", "heliograph",
              "Key under which topics live: topic a/b has the key heliograph/a/b. Both ends must use the same."),
         text("config_file", None, "Zenoh configuration (JSON5) to start from, for example with access control. The "
              "options of this group are written over it."),
         flag("shared_memory", True, "Move large frames between processes of a host by shared memory."),
-        seconds("lease", 10.0, 0.5, 3600.0, "A peer that was silent this long counts as gone."),
-        cfg.StrOpt("congestion", default="drop", choices=["drop", "block"],
-                   help="What becomes of a frame when a link takes no more. drop: after send_wait it is dropped for "
-                        "that link, and repaired later. block: after two seconds the link is closed."),
-        seconds("send_wait", 0.1, 0.0, 10.0,
-                "How long a congested link may hold up the sender before frames for it are dropped; ten times that for "
-                "the parts of a frame larger than 64 kB. While nothing moves the sender waits once, not once per "
-                "frame."),
-        cfg.ListOpt("answer_scopes", default=["#"],
-                    help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for "
-                         "all. Set it where access control lets it answer for these only."),
         text("user", None, "Name by which this process makes itself known when it connects."),
         text("password", None, "Password of user.", secret=True),
         text("password_file", None, "File of the users that may connect to this process, user:password lines."),
     ),
 )  # fmt: skip
 
+LEASES_PER_TIMEOUT = 3
+"""A peer that was silent for such a part of ``link_timeout`` counts as gone: Zenoh's own ten seconds."""
 SESSIONS_MAX = 10_000
 """Connections that a listening publisher accepts at the same time: what the descriptors of a process allow."""
 BLOCK_WAIT_S = 2.0
-"""How long a congested link may hold up what must not be dropped (answers, subscriptions, with congestion = block all
-frames) before it is closed."""
+"""How long a congested link may hold up what must not be dropped (answers, subscriptions) before it is closed."""
 QUERIES_MAX = 1024
 """Queries that wait: at a subscriber to be sent, at a publisher to be answered."""
 QUERY_TIMEOUT_S = 10.0
@@ -103,6 +91,7 @@ class ZenohSettings:
     """What subscribers are told when ``listen`` names no host in particular."""
     keys: ZenohKeys
     retry_interval_s: float
+    answer_scopes: tuple[str, ...]
     options: cfg.ConfigOpts.GroupAttr
     common: cfg.ConfigOpts.GroupAttr
     """The options of all drivers."""
@@ -121,18 +110,20 @@ def read_settings(conf: cfg.ConfigOpts) -> ZenohSettings:
             f"write [zenoh] listen and endpoints = unixsock-stream/path"
         )
     port = pubsub.publisher_port
+    protocol = "tls" if any(getattr(pubsub, name) for name in TLS_NAMES) else "tcp"
     bind = "0.0.0.0" if pubsub.publisher_bind_address == "*" else pubsub.publisher_bind_address
-    derived = [make_address(options.protocol, host, port) for host in pubsub.publishers_ips] if port else []
+    derived = [make_address(protocol, host, port) for host in pubsub.publishers_ips] if port else []
     settings = ZenohSettings(
         mode=options.mode,
         endpoints=tuple(check_address(address) for address in options.endpoints or derived),
         listen=tuple(
             check_address(address, may_be_ephemeral=True)
-            for address in options.listen or [make_address(options.protocol, bind, port)]
+            for address in options.listen or [make_address(protocol, bind, port)]
         ),
         public_address=pubsub.local_ip,
         keys=ZenohKeys(options.key_prefix),
         retry_interval_s=config.retry_interval(conf),
+        answer_scopes=config.answer_scopes(conf),
         options=options,
         common=pubsub,
     )
@@ -144,11 +135,6 @@ def _check(settings: ZenohSettings) -> None:
     options, common = settings.options, settings.common
     if settings.mode == "client" and not settings.endpoints:
         raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
-    try:
-        for scope in options.answer_scopes:
-            check_scope(scope)
-    except InvalidTopic as error:
-        raise InvalidConfig(f"[zenoh] answer_scopes: {error}") from error
     if (options.user is None) != (options.password is None):
         raise InvalidConfig("[zenoh] user and password go together; one of them is not set")
     given_files = {f"[zenoh] {name}": getattr(options, name) for name in _FILE_OPTIONS}
@@ -161,7 +147,10 @@ def _check(settings: ZenohSettings) -> None:
     addresses = (*settings.endpoints, *settings.listen)
     given = [name for name in TLS_NAMES if getattr(common, name)]
     if given and not any(address.startswith(_SECURE) for address in addresses):
-        raise InvalidConfig(f"[pubsub] {given[0]} is set, but no address is encrypted; set [zenoh] protocol = tls")
+        raise InvalidConfig(
+            f"[pubsub] {given[0]} is set, but no address is encrypted; write [zenoh] listen and endpoints as "
+            f"tls/host:port"
+        )
 
 
 def make_address(protocol: str, host: str, port: int) -> str:

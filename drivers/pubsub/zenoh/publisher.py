@@ -25,6 +25,9 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
+_CONGESTION = zenoh.CongestionControl.DROP
+"""What a link does not take within ``send_wait`` is dropped for that link, and repaired later.  The other way, to close
+the link, would cost a slow subscriber a resync."""
 DECLARE_AFTER = 3
 """Frames on a topic before a Zenoh publisher is declared for it: what is sent once is not worth it."""
 
@@ -66,8 +69,6 @@ class Sender:
     def __init__(self, session: ZenohSession, settings: ZenohSettings) -> None:
         self._session = session
         self._key = settings.keys.data
-        is_blocking = settings.options.congestion == "block"
-        self._congestion = zenoh.CongestionControl.BLOCK if is_blocking else zenoh.CongestionControl.DROP
         self._declared: dict[str, zenoh.Publisher] = {}
         self._sent: dict[str, int] | None = {}
         """How often undeclared topics were used; None when there are too many topics to declare any."""
@@ -78,7 +79,7 @@ class Sender:
         if publisher is not None:
             publisher.put(frame)
             return
-        self._session.zenoh.put(self._key(topic), frame, congestion_control=self._congestion)
+        self._session.zenoh.put(self._key(topic), frame, congestion_control=_CONGESTION)
         if self._sent is not None:
             self._count(self._sent, topic)
 
@@ -91,7 +92,7 @@ class Sender:
         elif sent[topic] >= DECLARE_AFTER:
             del sent[topic]
             self._declared[topic] = self._session.keep(
-                self._session.zenoh.declare_publisher(self._key(topic), congestion_control=self._congestion)
+                self._session.zenoh.declare_publisher(self._key(topic), congestion_control=_CONGESTION)
             )
 
 
@@ -129,7 +130,7 @@ class ZenohPublisher(DriverPublisher):
         keys = self._settings.keys
         self._start_answering(session, keys.sync, self._confirm)
         # Merged, because a publisher that answers in two places would answer twice.
-        for scope in group(((scope, scope) for scope in self._settings.options.answer_scopes), SCOPES_MAX):
+        for scope in group(((scope, scope) for scope in self._settings.answer_scopes), SCOPES_MAX):
             self._start_answering(session, keys.ask(scope), self._answer)
         self._sender = Sender(session, self._settings)
 

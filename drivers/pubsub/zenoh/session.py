@@ -181,7 +181,7 @@ def make_config(settings: ZenohSettings, mode: str, values: Mapping[str, object]
 
 def _common_values(settings: ZenohSettings) -> dict[str, object]:
     options = settings.options
-    send_wait_us = round(options.send_wait * 1e6)
+    send_wait_us = round(settings.common.send_wait * 1e6)
     values: dict[str, object] = {
         "listen/endpoints": [],  # Zenoh's default is every interface
         "connect/endpoints": [],
@@ -196,7 +196,7 @@ def _common_values(settings: ZenohSettings) -> dict[str, object]:
         "scouting/delay": 0,  # nothing is scouted, so there is nothing to wait for
         "transport/unicast/open_timeout": round(settings.common.connect_timeout * 1e3),
         "transport/unicast/max_sessions": SESSIONS_MAX,
-        "transport/link/tx/lease": round(options.lease * 1e3),
+        "transport/link/tx/lease": round(settings.common.link_timeout / settings_module.LEASES_PER_TIMEOUT * 1e3),
         "transport/link/tx/queue/congestion_control/drop/wait_before_drop": send_wait_us,
         "transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments": 10 * send_wait_us,
         "transport/link/tx/queue/congestion_control/block/wait_before_close": round(settings_module.BLOCK_WAIT_S * 1e6),

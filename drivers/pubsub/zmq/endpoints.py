@@ -92,6 +92,13 @@ def uses_ipv6(address: str) -> bool:
     return found == {socket.AF_INET6}
 
 
+def set_heartbeats(sock: Socket, link_timeout_s: float) -> None:
+    """An idle link is tested six times in ``link_timeout``: five answers may be lost before it counts as lost."""
+    timeout_ms = int(link_timeout_s * 1000)
+    sock.set(zmq.HEARTBEAT_IVL, timeout_ms // 6)
+    sock.set(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
+
+
 def bind_tcp(sock: Socket, host: str, port: int) -> None:
     """Bind, to a free port when ``port`` is 0: `bound_to` tells which.  Raises AddressInUse, InvalidConfig."""
     address = tcp_address(_numeric(host), port or "*")

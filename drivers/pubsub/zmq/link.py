@@ -27,7 +27,7 @@ from heliograph_drivers.pubsub.zmq import endpoints
 from heliograph_drivers.pubsub.zmq.access.curve import Curve
 from heliograph_drivers.pubsub.zmq.access.descriptors import LINK_DESCRIPTORS, check_room
 from heliograph_drivers.pubsub.zmq.endpoints import Socket
-from heliograph_drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, GROUP, RECEIVE_HWM, heartbeat_interval_ms
+from heliograph_drivers.pubsub.zmq.options import BARRIER_TIMEOUT_S, RECEIVE_HWM
 from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api import config
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
@@ -176,8 +176,7 @@ class ZmqLink:
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
         times = self._conf[config.GROUP]
-        sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
-        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._conf[GROUP].heartbeat_timeout * 1000))
+        endpoints.set_heartbeats(sock, times.link_timeout)
         sock.set(zmq.CONNECT_TIMEOUT, int(times.connect_timeout * 1000))
         sock.set(zmq.HANDSHAKE_IVL, int(times.connect_timeout * 1000))
         sock.set(zmq.RECONNECT_IVL, max(1, int(config.retry_interval(self._conf) * 1000)))

@@ -10,7 +10,7 @@ from oslo_config import cfg
 
 from pubsub_api import config
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.options import MIB, advanced, count, override_from_query, seconds, size, text
+from pubsub_api.runtime.options import MIB, advanced, count, override_from_query, size, text
 
 GROUP = "zmq"
 WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "::"})
@@ -30,19 +30,15 @@ OPTIONS: Sequence[cfg.Opt] = (
           "in; read again when it changes. Without it, whoever knows the publishers' public key gets in."),
     *advanced(
         count("send_hwm", 1000, 1, 1_000_000, "Frames that wait at the publisher for one slow subscriber. Further ones "
-              "wait send_wait and are then dropped for that subscriber; the loss is detected and repaired above the "
-              "driver."),
+              "wait [pubsub] send_wait and are then dropped for that subscriber; the loss is detected and repaired "
+              "above the driver."),
         text("ipc_path", "", "Socket file of the publisher when [pubsub] publisher_transport is ipc. Empty: the file "
              "that [pubsub] publisher_multiproc_socket names."),
         cfg.PortOpt("query_port", default=0, help="Port on which a publisher answers cache queries. 0 lets the system "
                     "choose; subscribers are told."),
-        seconds("send_wait", 0.1, 0.0, 60.0, "How long the publisher waits for a subscriber that is send_hwm frames "
-                "behind, once a second at most. 0: not at all."),
         size("peers_bytes_max", 64 * MIB, "What all connections may cost a publisher: subscriptions, questions that it "
              "has not read yet, answers that the other end has not taken. One that costs more than a sixteenth of this "
              "is cut. Raise it where very many subscribers have very many filters.", low=262_144),
-        seconds("heartbeat_timeout", 30.0, 0.05, 3600.0, "A link on which nothing answers for this long is lost. An "
-                "idle one is tested six times as often."),
     ),
 )  # fmt: skip
 
@@ -61,11 +57,6 @@ LINGER_S = 1.0
 def peer_bytes_max(options: cfg.ConfigOpts.GroupAttr) -> int:
     """What one connection may cost a publisher."""
     return int(options.peers_bytes_max) // PEERS_PER_BOUND
-
-
-def heartbeat_interval_ms(conf: cfg.ConfigOpts) -> int:
-    """An idle link is tested this often: five answers may be lost before it counts as lost."""
-    return int(conf[GROUP].heartbeat_timeout * 1000 / 6)
 
 
 def check(conf: cfg.ConfigOpts) -> None:

@@ -33,7 +33,6 @@ from heliograph_drivers.pubsub.zmq.options import (
     RECEIVE_HWM,
     SEND_WAIT_INTERVAL_S,
     WILDCARD_HOSTS,
-    heartbeat_interval_ms,
     peer_bytes_max,
 )
 from heliograph_drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
@@ -77,7 +76,7 @@ class ZmqPublisher(DriverPublisher):
         self._zap: Socket | None = None
         self._answers: Answers | None = None
         self._allowed = curve.allowed_keys()
-        self._door = PeerLimits(conf[GROUP], self._allowed, tally)
+        self._door = PeerLimits(conf, self._allowed, tally)
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
         self._is_in_message = False
@@ -207,7 +206,7 @@ class ZmqPublisher(DriverPublisher):
         xpub = self._new_socket(zmq.XPUB)
         xpub.set(zmq.MAXMSGSIZE, _SUBSCRIPTION_BYTES_MAX)
         xpub.set(zmq.XPUB_NODROP, 1)
-        xpub.set(zmq.SNDTIMEO, int(self._conf[GROUP].send_wait * 1000))
+        xpub.set(zmq.SNDTIMEO, int(self._conf[config.GROUP].send_wait * 1000))
         try:
             self._bind(xpub)
         except BaseException:
@@ -238,17 +237,15 @@ class ZmqPublisher(DriverPublisher):
 
     def _new_socket(self, kind: int) -> Socket:
         assert self._context is not None
-        options = self._conf[GROUP]
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, int(LINGER_S * 1000))
-        sock.set(zmq.SNDHWM, options.send_hwm)
+        sock.set(zmq.SNDHWM, self._conf[GROUP].send_hwm)
         sock.set(zmq.RCVHWM, RECEIVE_HWM)
         # When a publisher starts again all subscribers come at once, and one that finds no place tries again after
         # seconds.  The system has a limit of its own.
         sock.set(zmq.BACKLOG, _BACKLOG)
         sock.set(zmq.TCP_KEEPALIVE, 1)
-        sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
-        sock.set(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout * 1000))
+        endpoints.set_heartbeats(sock, self._conf[config.GROUP].link_timeout)
         self._curve.secure_server(sock)
         return sock
 

@@ -6,17 +6,18 @@ and one that is too slow is told so by itself.  Callbacks run one after another 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from oslo_config import cfg
 
+from nb_api import notify_config
 from nb_api.cache.telling.callbacks import CallbackQueue, OnChanges
 from nb_api.cache.telling.change_queue import ChangeQueue
 from nb_api.config import GROUP
 from nb_api.core.copy.differences import CacheChange, Resynced
-from nb_api.notify_config import CACHE_GROUP, retry_interval
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import Closeable
 
@@ -111,6 +112,20 @@ class Subscription(Closeable):
             self._queue.add(changes, revision)
 
 
+@dataclasses.dataclass(frozen=True)
+class TellingStatistics:
+    """Consumers of changes, all together."""
+
+    overruns: int
+    """How often changes were not told one by one because they were not taken in time."""
+    callback_errors: int
+    """How often the callback raised.  It is called again with the same changes."""
+    untold: int
+    """Changes that the callback has not taken yet."""
+    subscriptions: int
+    """Consumers: what the cache was made with, and those of `LocalCache.subscribe`."""
+
+
 class Subscriptions:
     """All consumers of a cache.  Called in turn, but for what says otherwise."""
 
@@ -134,14 +149,14 @@ class Subscriptions:
 
     def add(self, on_changes: OnChanges | None, tables: frozenset[str] | None = None) -> Subscription:
         """A further consumer, of some tables.  ``on_changes`` None: it iterates."""
-        size_max, retry = self._conf[CACHE_GROUP].changes_queue_max, self._conf[GROUP]
+        size_max, retry = notify_config.CHANGES_QUEUE_MAX, self._conf[GROUP]
         queue = (
             ChangeQueue(size_max, self.wants_changed, self._turn)
             if on_changes is None
             else CallbackQueue(
                 on_changes,
                 size_max=size_max,
-                pause_s=retry_interval(self._conf),
+                pause_s=notify_config.retry_interval(self._conf),
                 pause_max_s=retry.retry_interval_max,
                 wants_changed=self.wants_changed,
             )
@@ -203,17 +218,11 @@ class Subscriptions:
         for one in self._all:
             one.queue.close()
 
-    # -- counters, at any time
-
-    @property
-    def overruns(self) -> int:
-        return self._gone_overruns + sum(one.overruns for one in self._all)
-
-    @property
-    def errors(self) -> int:
-        return self._gone_errors + sum(one.callback_errors for one in self._all)
-
-    @property
-    def untold(self) -> int:
-        """Of those that are called back."""
-        return sum(queue.waiting for queue in self._callbacks)
+    def statistics(self) -> TellingStatistics:
+        """At any time."""
+        return TellingStatistics(
+            overruns=self._gone_overruns + sum(one.overruns for one in self._all),
+            callback_errors=self._gone_errors + sum(one.callback_errors for one in self._all),
+            untold=sum(queue.waiting for queue in self._callbacks),
+            subscriptions=len(self._all),
+        )

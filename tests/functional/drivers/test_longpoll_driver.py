@@ -111,7 +111,8 @@ def test_a_subscriber_that_leaves_is_freed_at_once(ends: Ends) -> None:  # noqa:
     assert statistics.counters.sessions_left == 1
 
 
-def test_a_killed_subscriber_is_freed_in_time(ends: Ends) -> None:  # noqa: F811
+def test_a_killed_subscriber_is_freed_in_time(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.SESSION_TIMEOUT_S", 2.0)
     publisher = ends.publisher(f"{URL}?{QUICK}")
     with ChildProcess("subscriber", f"{URL}?{QUICK}", publisher.address, "t", "u/#") as child:
         child.receive()
@@ -125,7 +126,8 @@ def test_a_killed_subscriber_is_freed_in_time(ends: Ends) -> None:  # noqa: F811
     assert statistics.counters.sessions_dead >= 1
 
 
-def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -> None:  # noqa: F811
+def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.SESSION_TIMEOUT_S", 2.0)
     publisher = ends.publisher(f"{URL}?{QUICK}")
     with ChildProcess("subscriber", f"{URL}?{QUICK}", publisher.address, "t") as child:
         child.receive()
@@ -149,8 +151,9 @@ def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -
 
 def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.POLL_GRACE_S", 60.0)
-    publisher = ends.publisher(f"{URL}?poll_interval=0.05&session_timeout=60")
-    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05")
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.POLLS_PER_TIMEOUT", 1200)
+    publisher = ends.publisher(f"{URL}?link_timeout=60")
+    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?link_timeout=60")
     wait_until(lambda: publisher.statistics().counters.polls > 30, 30, "thirty polls without mail")
     assert heard.links == [Connected(publisher.address)]
     assert publisher.statistics().counters.sessions_dead == 0
@@ -159,7 +162,7 @@ def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends, monkeypatch: pyt
 
 
 def test_a_frozen_publisher_is_noticed_and_its_session_resumed(ends: Ends) -> None:  # noqa: F811
-    with ChildProcess("publisher", f"{URL}?poll_interval=0.5&session_timeout=60") as child:
+    with ChildProcess("publisher", f"{URL}?link_timeout=1.5&retry_interval_max=30") as child:
         address = child.receive()["address"]
         subscriber, heard = ends.subscriber(address, "t", url=f"{URL}?{QUICK}")
         child.ask(send="t", count=3, size=10)
@@ -234,9 +237,8 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
     assert any("reads too slowly" in record.getMessage() for record in caplog.records)
 
 
-def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.publisher.SEND_WAIT_S", 60.0)
-    publisher = ends.publisher(f"{URL}?mailbox_frames_max=20")
+def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends) -> None:  # noqa: F811
+    publisher = ends.publisher(f"{URL}?mailbox_frames_max=20&send_wait=60")
     _, heard = ends.subscriber(publisher.address, "t")
     sent = ends.send(publisher, "t", 2000)
     assert heard.wait_frames(2000) == sent

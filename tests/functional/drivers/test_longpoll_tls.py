@@ -14,11 +14,11 @@ from tests.helpers.longpoll_ends import URL, Ends, ends  # noqa: F401
 from tests.helpers.paths import TLS
 from tests.helpers.waiting import wait_until
 
-CA = f"tls=true&tls_ca_file={TLS}/ca.pem"
+CA = f"tls_ca_file={TLS}/ca.pem"
 SERVER = f"tls_cert_file={TLS}/server.pem&tls_key_file={TLS}/server-key.pem"
 CLIENT = f"tls_cert_file={TLS}/client.pem&tls_key_file={TLS}/client-key.pem"
 BOTH = f"tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
-WRONG_CA = f"tls=true&tls_ca_file={TLS}/client.pem"
+WRONG_CA = f"tls_ca_file={TLS}/client.pem"
 LOGGER = "heliograph_drivers.pubsub.longpoll.link"
 
 

@@ -120,14 +120,14 @@ def test_a_tenant_cannot_ask_in_the_scope_of_others(
 ) -> None:
     publisher = open_bus("platform").session().publisher()
     publisher.send_event(event("tenant-8/port", 1))
-    asked_before = publisher.statistics().queries
+    asked_before = publisher.statistics().questions.queries
     asker, heard = ends.subscriber(url_of("tenant-7"), "tenant-7/#")
     asker.query(question(scope, topics=("tenant-8/port",)))
     # The channel of the answer and the question itself are refused.
     wait_until(lambda: asker.counters["messages_refused"] == 2, WAIT_S, "the refusals")
     asker.query(question("tenant-7/#", topics=("tenant-7/#",)))
     assert heard.wait_frames(1)  # an answer that came later
-    assert publisher.statistics().queries == asked_before + 1
+    assert publisher.statistics().questions.queries == asked_before + 1
     assert not [frame for frame in heard.frames if b"tenant-8" in frame]
 
 
@@ -139,7 +139,7 @@ def test_a_question_that_lies_about_its_scope_is_refused(
     asker, heard = ends.subscriber(url_of("tenant-7"), "tenant-7/#")
     for body in ("tenant-8/#", "#", "$control", "tenant-7/#"):
         asker.query(question(body, header="tenant-7/#"))
-    wait_until(lambda: publisher.statistics().bad_queries == 4, WAIT_S, "the refusals")
+    wait_until(lambda: publisher.statistics().questions.bad_queries == 4, WAIT_S, "the refusals")
     with redis.Redis.from_url(url_of("tenant-7").partition("?")[0]) as stranger:
         assert stranger.publish("heliograph:$ask:tenant-7/#", GUID + question("tenant-8/#")) >= 1
     wait_until(lambda: publisher.statistics().driver["not_queries"] == 1, WAIT_S, "that of another scope's frame")
@@ -214,7 +214,7 @@ def test_what_the_server_refused_is_not_kept_and_not_told(open_bus: Callable[...
     wait_until(lambda: len(consumer.events) == 2, WAIT_S, "an event on a topic that is allowed")
     assert {item.topic for item in consumer.events} == {"tenant-7/port"}
     assert publisher.heads() == {"tenant-7/port": 2}
-    assert publisher.statistics().cached_frames == 2
+    assert publisher.statistics().cache.frames == 2
 
 
 def test_after_a_permission_is_given_nothing_looks_lost(open_bus: Callable[..., Bus], server: RedisServer) -> None:

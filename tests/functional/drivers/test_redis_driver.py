@@ -20,7 +20,7 @@ from tests.helpers.waiting import WAIT_S, wait_sent, wait_until
 
 PATIENT_TO_CONNECT = NERVOUS.replace("connect_timeout=0.5", "connect_timeout=60")
 """The first thing that goes wrong is that a server which was there falls silent."""
-PATIENT_BUT_TO_SEND = PATIENT.replace("operation_timeout=60", "operation_timeout=0.5")
+PATIENT_BUT_TO_SEND = PATIENT.replace("link_timeout=360", "link_timeout=3")
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ class TestSlowSubscriber:
         self, shared_server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("heliograph_drivers.pubsub.redis.config.HEALTH_INTERVAL_S", 0.2)
-        url, frames = f"{shared_server.address}?operation_timeout=5&connect_timeout=60", Frames()
+        url, frames = f"{shared_server.address}?link_timeout=30&connect_timeout=60", Frames()
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         heard = BlockingReceiver(calls=1, timeout_s=5.5)
         subscriber, _ = ends.subscriber(url, "t", heard=heard)

@@ -46,7 +46,7 @@ def test_frames_that_are_no_questions_are_counted_one_by_one_and_logged_once(
         with caplog.at_level(logging.WARNING):
             for _ in range(300):
                 assert stranger.publish("broken:$ask:#", bytes(16) + no_question) == 1
-            wait_until(lambda: publisher.statistics().bad_queries == 300, WAIT_S, "all of it to be counted")
+            wait_until(lambda: publisher.statistics().questions.bad_queries == 300, WAIT_S, "all of it to be counted")
         assert len(caplog.records) == 1
 
 

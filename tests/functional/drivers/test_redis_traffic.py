@@ -247,10 +247,10 @@ class TestConfiguration:
             "redis://host?nonsense=1",
             "redis://host?url=redis://other",
             "redis://host?password=x",
-            "redis://host?operation_timeout",
-            "redis://host?operation_timeout=soon",
-            "redis://host?operation_timeout=0",
-            "redis://host?operation_timeout=1&operation_timeout=2",
+            "redis://host?link_timeout",
+            "redis://host?link_timeout=soon",
+            "redis://host?link_timeout=0",
+            "redis://host?link_timeout=1&link_timeout=2",
             "redis://host?note_arrivals=perhaps",
             "redis://host?tls_ca_file=ca.pem",
             "rediss://host?tls_ca_file=/no/such/file",
@@ -262,8 +262,8 @@ class TestConfiguration:
             build(url)
 
     def test_options_of_a_url_are_typed(self) -> None:
-        conf = loading.conf_from_url("redis://host?operation_timeout=2&note_arrivals=true")
-        assert (conf.redis.operation_timeout, conf.redis.note_arrivals) == (2.0, True)
+        conf = loading.conf_from_url("redis://host?link_timeout=2&note_arrivals=true")
+        assert (conf.pubsub.link_timeout, conf.redis.note_arrivals) == (2.0, True)
 
     @pytest.mark.parametrize(
         "address", ["redis://user:hunter2@host:1/0", "zmq://host:1", "redis://host:99999", "redis://h/x"]

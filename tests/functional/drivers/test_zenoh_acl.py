@@ -114,15 +114,15 @@ def test_a_tenant_cannot_ask_in_the_scope_of_others(
     publisher.send_events([event("tenant-8/port", 1), event("tenant-7/port", 1)])
     url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client"
     asker, heard = ends.subscriber(url, "tenant-7/#", address=f"tcp/127.0.0.1:{router}")
-    asked_before = publisher.statistics().queries
+    asked_before = publisher.statistics().questions.queries
     for scope in ("tenant-8/#", "tenant-8/port", "#", "$control"):
         asker.query(question(scope, "tenant-8/port"))
     for scope in ("tenant-8/#", "#", "$control", "tenant-7/#"):
         asker.query(question(scope, "tenant-8/#", header="tenant-7/#"))
     asker.query(question("tenant-7/#", "tenant-7/#"))
     heard.wait_frames(1)
-    wait_until(lambda: publisher.statistics().bad_queries == 4, WAIT_S, "the liars to be refused")
-    assert publisher.statistics().queries == asked_before + 1
+    wait_until(lambda: publisher.statistics().questions.bad_queries == 4, WAIT_S, "the liars to be refused")
+    assert publisher.statistics().questions.queries == asked_before + 1
     assert not [frame for frame in heard.frames if b"tenant-8" in frame]
 
 

@@ -183,9 +183,9 @@ class TestStrangers:
 class TestSecurity:
     def test_tls_lets_in_who_trusts_the_authority(self, ends: Ends) -> None:
         own = f"tls_cert_file={TLS}/server.pem&tls_key_file={TLS}/server-key.pem"
-        publisher, _ = ends.publisher(f"zenoh://127.0.0.1:0?protocol=tls&{own}")
+        publisher, _ = ends.publisher(f"zenoh://127.0.0.1:0?{own}")
         assert publisher.address.startswith("tls/")
-        url = f"zenoh://127.0.0.1:1?protocol=tls&{QUICK}"
+        url = f"zenoh://127.0.0.1:1?endpoints={publisher.address}&{QUICK}"
         _, trusting = ends.subscriber(f"{url}&tls_ca_file={TLS}/ca.pem", "t", address=publisher.address)
         _, doubting = ends.subscriber(url, "t", address=publisher.address, is_up=False)
         for _ in range(10):
@@ -352,18 +352,19 @@ class TestConfiguration:
             ("zenoh://127.0.0.1:1/path", "host:port"),
             ("zenoh://127.0.0.1:1?mode=queen", "mode"),
             ("zenoh://127.0.0.1:1?lease=soon", "lease"),
-            ("zenoh://127.0.0.1:1?lease=-1", "lease"),
+            ("zenoh://127.0.0.1:1?link_timeout=-1", "link_timeout"),
             ("zenoh://127.0.0.1:1?nonsense=1", "nonsense"),
-            ("zenoh://127.0.0.1:1?lease=1&lease=2", "twice"),
-            ("zenoh://127.0.0.1:1?lease", "option=value"),
+            ("zenoh://127.0.0.1:1?link_timeout=1&link_timeout=2", "twice"),
+            ("zenoh://127.0.0.1:1?link_timeout", "option=value"),
             ("zenoh://127.0.0.1:1?endpoints=here", "not an address"),
             ("zenoh://127.0.0.1:1?listen=tcp/127.0.0.1:70000", "not an address"),
             ("zenoh://127.0.0.1:1?key_prefix=a/*", "key_prefix"),
             ("zenoh://127.0.0.1:1?user=ada", "go together"),
             ("zenoh://127.0.0.1:1?config_file=/nowhere", "no file"),
             ("zenoh://127.0.0.1:0?mode=client", "router"),
-            (f"zenoh://127.0.0.1:1?tls_ca_file={TLS}/ca.pem", "encrypted"),
-            (f"zenoh://127.0.0.1:1?protocol=tls&tls_cert_file={TLS}/server.pem", "go together"),
+            (f"zenoh://h:1?tls_ca_file={TLS}/ca.pem&endpoints=tcp/h:1&listen=tcp/h:1", "encrypted"),
+            (f"zenoh://127.0.0.1:1?tls_cert_file={TLS}/server.pem", "go together"),
+            ("zenoh://127.0.0.1:1?answer_scopes=a//b", "answer_scopes"),
         ],
     )
     def test_what_cannot_work_is_refused_with_the_reason(self, url: str, reason: str) -> None:
@@ -398,7 +399,8 @@ class TestConfiguration:
         assert binds == {"peer": True, "router": True, "client": False}
 
     def test_addresses_come_from_the_options(self) -> None:
-        assert build("zenoh://[::1]:5?protocol=quic").listen_addresses() == ["quic/[::1]:5"]
+        assert build("zenoh://[::1]:5").listen_addresses() == ["tcp/[::1]:5"]
+        assert build(f"zenoh://[::1]:5?tls_ca_file={TLS}/ca.pem").listen_addresses() == ["tls/[::1]:5"]
         assert build("zenoh://h:5?endpoints=tcp/a:1,ws/b:2").listen_addresses() == ["tcp/a:1", "ws/b:2"]
         assert build("zenoh://127.0.0.1:0").listen_addresses() == []  # only discovery can tell
 

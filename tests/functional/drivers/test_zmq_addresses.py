@@ -95,7 +95,7 @@ class TestAddresses:
         "url",
         ["zmq://", "zmq://host:1/path", "zmq://user@host:1", "zmq://host:1#x", "zmq://host:1?nonsense=1",
          "zmq://host:1?send_hwm=0", "zmq://host:1?send_hwm=many", "zmq://host:1?send_wait=1&send_wait=2",
-         "zmq://host:1?heartbeat_timeout=0", "zmq://host:1?send_hwm"],
+         "zmq://host:1?link_timeout=0", "zmq://host:1?send_hwm"],
     )  # fmt: skip
     def test_a_url_that_says_nothing_or_too_much_is_refused(self, url: str) -> None:
         with pytest.raises(InvalidConfig):
@@ -103,7 +103,7 @@ class TestAddresses:
 
     def test_a_url_sets_options(self) -> None:
         conf = driver_at("zmq://127.0.0.1:1?send_hwm=17&send_wait=0.5").conf
-        assert (conf.zmq.send_hwm, conf.zmq.send_wait) == (17, 0.5)
+        assert (conf.zmq.send_hwm, conf.pubsub.send_wait) == (17, 0.5)
 
 
 class TestSocketFile:

@@ -240,7 +240,7 @@ class TestSlowSubscribers:
 class TestLinks:
     def test_a_publisher_that_stands_still_is_noticed(self) -> None:
         with (
-            open_stage(f"{URL}?heartbeat_timeout=1") as stage,
+            open_stage(f"{URL}?link_timeout=1") as stage,
             ChildProcess("publisher", URL) as child,
         ):
             listener = stage.unstarted_subscriber("t")

@@ -179,7 +179,7 @@ def test_garbage_questions_are_counted_one_by_one_and_logged_once(
             asker.send(b"garbage")
             asker.send(Frames().data("t", 40))
         wait_until(lambda: publisher.statistics().driver["not_queries"] == 50, WAIT_S, "messages that are none")
-        wait_until(lambda: publisher.statistics().bad_queries == 50, WAIT_S, "questions that are none")
+        wait_until(lambda: publisher.statistics().questions.bad_queries == 50, WAIT_S, "questions that are none")
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
 
 
@@ -207,7 +207,7 @@ def test_answers_that_nobody_reads_are_not_made(
 def test_who_sends_and_does_not_read_its_answers_is_cut(
     stage: Stage, raw: RawSockets, peers: contextlib.ExitStack
 ) -> None:
-    speaker = stage.publisher(driver_at(f"{SMALL}&heartbeat_timeout=1.0"))
+    speaker = stage.publisher(driver_at(f"{SMALL}&link_timeout=1.0"))
     speaker.api.serve(speaker.echo(parts=1000, size=SHARE // 4))
     _, question = stage.subscriber("t", to=[speaker]).new_query()
     address = raw.query_address(speaker)

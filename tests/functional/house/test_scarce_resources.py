@@ -236,8 +236,8 @@ def test_a_worker_without_descriptors_connects_again_when_there_are_some() -> No
         worker.flush(timeout_s=60)
         take_descriptors()
         service.kill()
-        before = worker.statistics().refusals
-        wait_until(lambda: worker.statistics().refusals >= before + 2, 60, "attempts in vain")
+        before = worker.statistics().link.refusals
+        wait_until(lambda: worker.statistics().link.refusals >= before + 2, 60, "attempts in vain")
         give_descriptors()
         host.service()
         worker.send_event(event(2))

@@ -299,9 +299,13 @@ def test_a_cancelled_iteration_leaves_nothing_out(tmp_path: pathlib.Path) -> Non
     run(test())
 
 
-def test_a_slow_consumer_is_told_once_to_read_everything_even_when_it_is_cancelled(tmp_path: pathlib.Path) -> None:
+def test_a_slow_consumer_is_told_once_to_read_everything_even_when_it_is_cancelled(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 10)
+
     async def test() -> None:
-        async with followed(tmp_path, cache={"changes_queue_max": 10}) as (nb, cache):
+        async with followed(tmp_path) as (nb, cache):
             subscription = await cache.subscribe()
             async for change in subscription.changes():
                 if isinstance(change, Resynced):

@@ -112,13 +112,13 @@ def test_a_consumer_that_was_removed_hears_nothing_more(world: World) -> None:
     cache.subscribe(stays)
     fill(world, 2)
     wait_until(lambda: len(gone.kinds()) == 2, WAIT_S, "both to be told")
-    assert cache.statistics().subscriptions == 3
+    assert cache.statistics().telling.subscriptions == 3
     subscription.close()
     subscription.close()
     world.nb.create("port", "after", {}, topic="t")
     wait_until(lambda: "Created after" in stays.kinds(), WAIT_S, "the one that stays")
     assert len(gone.kinds()) == 2
-    assert cache.statistics().subscriptions == 2
+    assert cache.statistics().telling.subscriptions == 2
 
 
 def test_a_consumer_may_remove_itself_from_within_its_callback(world: World) -> None:
@@ -162,8 +162,11 @@ def test_a_consumer_that_raises_does_not_touch_the_others(world: World) -> None:
     wait_until(lambda: objects_told(later) == values_of(cache), WAIT_S, "the broken one to be told again")
 
 
-def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_not(world: World) -> None:
-    cache = world.cache(options={"changes_queue_max": 3})
+def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 3)
+    cache = world.cache()
     sound = Told()
     slow = cache.subscribe()
     cache.subscribe(sound)
@@ -180,9 +183,12 @@ def test_an_iterating_consumer_that_is_too_slow_is_told_so_and_the_others_are_no
         next(cache.subscribe(Told()).changes())
 
 
-def test_more_objects_than_the_queue_takes_are_no_overrun_for_a_new_consumer(world: World) -> None:
+def test_more_objects_than_the_queue_takes_are_no_overrun_for_a_new_consumer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 3)
     fill(world, 8)
-    cache = world.cache(options={"changes_queue_max": 3})
+    cache = world.cache()
     consumer = cache.subscribe()
     world.nb.create("port", "after", {}, topic="t")
     seen = []
@@ -385,7 +391,7 @@ def test_the_newest_holder_of_a_unique_value_is_found(world: World) -> None:
     world.nb.create("port", "old", {"ip": "10.0.0.1"}, topic="t")
     version = world.nb.create("port", "new", {"ip": "10.0.0.1"}, topic="t")
     cache.wait_version("port", "new", version, timeout_s=WAIT_S)
-    wait_until(lambda: cache.statistics().index_conflicts == 1, WAIT_S, "both to be there")
+    wait_until(lambda: cache.statistics().indexes.conflicts == 1, WAIT_S, "both to be there")
     assert by_address.one("10.0.0.1").key == "new"  # type: ignore[union-attr]
 
 
@@ -395,7 +401,7 @@ def test_an_index_function_that_raises_is_counted_and_logged(world: World, caplo
     version = world.nb.create("port", "p1", {}, topic="t")
     assert cache.wait_version("port", "p1", version, timeout_s=WAIT_S) is not None
     assert index.failed == ["p1"]
-    assert cache.statistics().index_errors == 1
+    assert cache.statistics().indexes.errors == 1
     assert "the function of index 'by_net' failed for port 'p1'" in caplog.text
 
 

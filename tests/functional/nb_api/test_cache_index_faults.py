@@ -43,7 +43,7 @@ def test_values_without_an_order_keep_no_change_from_being_told(nb: NbApi) -> No
             version = nb.create("port", f"p{number}", {"w": weight}, topic="t")
         cache.wait_version("port", "p6", version, timeout_s=WAIT_S)
         assert index.failed == ["p1", "p4"]
-        assert cache.statistics().index_errors == 2
+        assert cache.statistics().indexes.errors == 2
         assert [found.key for found in index.range()] == ["p5", "p2", "p6", "p3", "p0"]
         with nb.transaction() as txn:
             for number in (1, 4, 2, 0):
@@ -107,7 +107,7 @@ def test_a_consumer_of_tables_that_are_not_followed_is_refused(nb: NbApi) -> Non
                 cache.subscribe(tables=tables)
         with pytest.raises(UsageError):
             Controller(cache, lambda _: None, tables=["prot"])
-        assert cache.statistics().subscriptions == 1
+        assert cache.statistics().telling.subscriptions == 1
         cache.subscribe(tables=iter(["port"])).close()
     with LocalCache(nb) as cache:
         cache.subscribe(tables=["of any name"]).close()

@@ -128,7 +128,7 @@ def test_an_object_that_is_there_again_has_nothing_of_its_former_self(make: Maki
     wait_until(lambda: blocked.requests, what="the first run to begin")
     cache.delete("port", "p1")
     cache.put("port", "p1", "new")
-    wait_until(lambda: controller.statistics().merged >= 1, what="both changes to be taken")
+    wait_until(lambda: controller.statistics().queue.merged >= 1, what="both changes to be taken")
     hold.set()
     idle(controller)
     assert len(runs.requests) == 2
@@ -165,7 +165,7 @@ def test_a_burst_causes_a_few_runs_per_key(make: Making) -> None:
     idle(controller)
     for number in range(20_000):
         cache.put("port", f"p{number % 100}", number)
-    wait_until(lambda: controller.statistics().merged >= 20_000 - 200, what="all changes to be taken")
+    wait_until(lambda: controller.statistics().queue.merged >= 20_000 - 200, what="all changes to be taken")
     wait_until(lambda: len(runs.keys()) == 100, what="the runs")
     assert max(runs.keys().values()) == 1  # what came after it waits for the interval
     assert controller.statistics().waiting <= 100
@@ -221,11 +221,11 @@ def test_a_function_that_tells_no_owners_is_counted_and_called_again(
     cache.put("binding", "b1", "bad")
     cache.put("binding", "b2", "good")
     wait_until(lambda: set(runs.keys()) == {"b2"}, what="the other one")
-    assert controller.statistics().mapping_errors >= 1
-    assert controller.statistics().unmapped == 1
+    assert controller.statistics().following.mapping_errors >= 1
+    assert controller.statistics().following.unmapped == 1
     is_wrong.set()
     wait_until(lambda: set(runs.keys()) == {"b1", "b2"}, what="the owner of what could not be told before")
-    wait_until(lambda: controller.statistics().unmapped == 0, what="nothing to be left")
+    wait_until(lambda: controller.statistics().following.unmapped == 0, what="nothing to be left")
 
 
 def test_after_an_overrun_every_key_runs_those_that_vanished_too(make: Making) -> None:
@@ -244,7 +244,7 @@ def test_after_an_overrun_every_key_runs_those_that_vanished_too(make: Making) -
     wait_until(lambda: len(runs.keys()) == 6, what="all of them")
     assert set(runs.keys()) == {"p1", "p2", "p3", "host-p1", "host-p2", "host-new"}
     assert next(request.object for request in runs.requests if request.key == "p1") is None
-    assert controller.statistics().complete_readings == 2
+    assert controller.statistics().following.complete_readings == 2
 
 
 # -- failures
@@ -269,7 +269,7 @@ def test_a_run_that_raises_is_made_again_and_stops_nothing(
     assert runs.keys() == {"bad": 4, "good": 1}
     assert [request.attempt for request in runs.requests if request.key == "bad"] == [1, 2, 3, 4]
     statistics = controller.statistics()
-    assert (statistics.runs, statistics.failures, statistics.retries) == (5, 3, 3)
+    assert (statistics.runs, statistics.failures, statistics.queue.retries) == (5, 3, 3)
     lines = [record.getMessage() for record in caplog.records if "flows" in record.getMessage()]
     assert len(lines) == 1  # seldom
     assert "port 'bad'" in lines[0]
@@ -366,7 +366,7 @@ def test_a_run_may_ask_for_another_one(make: Making) -> None:
     controller = make(cache, runs)
     wait_until(lambda: len(runs.requests) == 5, what="five runs")
     idle(controller)  # what asked for a time does not count
-    assert controller.statistics().requeues == 5
+    assert controller.statistics().queue.requeues == 5
     assert controller.statistics().waiting == 1
     cache.put("port", "p1")
     wait_until(lambda: len(runs.requests) == 6, what="a change to come first")
@@ -414,7 +414,7 @@ def test_a_run_that_hangs_is_visible_and_does_not_hold_up_others(make: Making) -
     finally:
         go_on.set()
     idle(controller)
-    assert controller.statistics().run_max_s > 0.01
+    assert controller.statistics().times.run_max_s > 0.01
     assert controller.statistics().oldest_running_s == 0
 
 
@@ -445,7 +445,7 @@ def test_keys_that_wait_are_counted_with_their_age(make: Making) -> None:
     finally:
         go_on.set()
     idle(controller)
-    assert controller.statistics().waited_max_s > 0.01
+    assert controller.statistics().times.waited_max_s > 0.01
 
 
 def test_runs_per_second_are_limited(make: Making) -> None:

@@ -51,7 +51,7 @@ def test_owners_that_raise_anything_are_counted_and_called_again(error: BaseExce
     with Controller(cache, reconcile, owners={"binding": owners}, interval_min_s=0.0) as controller:
         controller.wait_idle(timeout_s=WAIT_S)
         cache.put("binding", "b1")
-        wait_until(lambda: controller.statistics().mapping_errors)
+        wait_until(lambda: controller.statistics().following.mapping_errors)
         cache.put("port", "p1", 1)
         wait_until(lambda: ("p1", 1) in seen)
         with pytest.raises(WaitTimeout, match="unmapped=1"):
@@ -59,7 +59,7 @@ def test_owners_that_raise_anything_are_counted_and_called_again(error: BaseExce
         is_well.set()
         controller.wait_idle(timeout_s=WAIT_S)
         assert ("p2", None) in seen
-        assert controller.statistics().unmapped == 0
+        assert controller.statistics().following.unmapped == 0
 
 
 def test_an_object_that_is_gone_is_not_unmapped_for_ever() -> None:
@@ -67,11 +67,11 @@ def test_an_object_that_is_gone_is_not_unmapped_for_ever() -> None:
     for key in ("told", "untold"):
         cache.put("binding", key)
     with Controller(cache, lambda _: None, owners={"binding": lambda _: 1 // 0}) as controller:  # type: ignore[arg-type,return-value]
-        wait_until(lambda: controller.statistics().unmapped == 2)
+        wait_until(lambda: controller.statistics().following.unmapped == 2)
         cache.delete("binding", "told")
         cache.delete("binding", "untold", is_told=False)
         controller.wait_idle(timeout_s=WAIT_S)
-        assert controller.statistics().unmapped == 0
+        assert controller.statistics().following.unmapped == 0
 
 
 def test_a_controller_that_cannot_follow_says_that_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +92,7 @@ def test_none_is_no_list_of_owners(caplog: pytest.LogCaptureFixture) -> None:
     cache: Any = ScriptedCache()
     cache.put("binding", "b1")
     with Controller(cache, lambda _: None, owners={"binding": lambda _: None}) as controller:  # type: ignore[arg-type,return-value]
-        wait_until(lambda: controller.statistics().unmapped == 1)
+        wait_until(lambda: controller.statistics().following.unmapped == 1)
         wait_until(lambda: "returned None: give a list" in caplog.text)
 
 
@@ -101,7 +101,7 @@ def test_an_owner_of_a_table_that_is_not_followed_is_not_told_as_deleted(caplog:
     cache.put("binding", "b1")
     seen: list[Request] = []
     with Controller(cache, seen.append, owners={"binding": lambda _: [("port", "p1")]}) as controller:
-        wait_until(lambda: controller.statistics().unmapped == 1)
+        wait_until(lambda: controller.statistics().following.unmapped == 1)
         wait_until(lambda: "port 'p1' is of a table that the local cache does not follow" in caplog.text)
         assert seen == []
 

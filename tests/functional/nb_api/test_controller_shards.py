@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from nb_api import Controller, Request
+from nb_api import Controller, DbObject, NbApi, Request
 from nb_api import aio as nb_aio
 from nb_api.controller.core import ends
 from nb_api.coordination.election import Election
-from nb_api.coordination.key_shards import COUNT_MAX, KeyShards
+from nb_api.coordination.key_shards import COUNT_MAX, TABLE, KeyShards
 from nb_api.core.key_shards import ShardRun, shard_of
 from pubsub_api.errors import Forked, UsageError
 from pubsub_api.testing.child import ChildProcess
@@ -68,6 +68,12 @@ class Scripted:
 
     def end_run(self, run: ShardRun) -> bool:
         return self.is_held(run) and self.was_held
+
+
+def records(nb: NbApi) -> list[DbObject]:
+    """All claims and signs of life."""
+    with nb.db.snapshot([TABLE]) as found:
+        return list(found)
 
 
 def ports(count: int) -> Any:
@@ -179,7 +185,7 @@ def test_what_was_deleted_elsewhere_is_known_to_who_takes_over(monkeypatch: pyte
         controller.wait_idle(timeout_s=WAIT_S)
         for number in range(5):
             cache.delete("port", f"p{number}")
-        wait_until(lambda: controller.statistics().ends_forgotten == 2, what="the deletes")
+        wait_until(lambda: controller.statistics().following.ends_forgotten == 2, what="the deletes")
         cache.put("port", "p4")
         controller.wait_idle(timeout_s=WAIT_S)
         scripted.set(s0=5, s1=6, s2=7, s3=8)
@@ -223,6 +229,43 @@ def test_two_hand_over_when_a_run_has_ended(tmp_path: pathlib.Path) -> None:
             assert held == [(True, True)]
             assert (first.statistics().releases, first.statistics().losses) == (1, 0)
             assert controller.statistics().unheld_runs == 0
+
+
+def test_a_controller_that_ends_by_itself_gives_its_shards_up(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reconcile(_request: Request) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    with (
+        open_nb(sqlite_url(tmp_path)) as nb,
+        KeyShards(nb.db, "flows", count=2, holder="a", lease_s=3600.0) as shards,  # which does not end by itself
+        Controller(cache := ports(1), reconcile, shards=shards) as controller,
+    ):
+        try:
+            assert begun.wait(WAIT_S)
+            wait_until(lambda: shards.statistics().held == 2, what="both shards")
+            cache.is_closed = True
+            wait_until(lambda: controller.is_closed, what="the controller to end")
+            wait_until(lambda: shards.statistics().held == 1, what="the shard without a run to be given up")
+        finally:
+            go_on.set()
+        wait_until(lambda: shards.statistics().held == 0, what="that of the run to be given up")
+        wait_until(lambda: not records(nb), what="nothing to be left for the others to wait for")
+    assert "ends by itself, and gives up its shards" in caplog.text
+
+
+def test_a_controller_that_is_closed_leaves_its_shards_to_the_program(tmp_path: pathlib.Path) -> None:
+    with (
+        open_nb(sqlite_url(tmp_path)) as nb,
+        KeyShards(nb.db, "flows", count=1, holder="a") as shards,
+    ):
+        with Controller(ports(1), lambda _request: None, shards=shards) as controller:
+            wait_until(lambda: controller.statistics().runs == 1, what="the run")
+        assert shards.tokens()
 
 
 def test_coroutines_share_keys(tmp_path: pathlib.Path) -> None:

@@ -140,12 +140,15 @@ def test_controllers_and_other_consumers_share_one_copy(world: World) -> None:
         assert many[0].runs["p0"] == 1
 
 
-def test_more_objects_than_the_copy_tells_one_by_one_run_once_each(world: World) -> None:
+def test_more_objects_than_the_copy_tells_one_by_one_run_once_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 10)
     for first in range(0, 1500, 500):
         with world.nb.transaction() as txn:
             for number in range(first, first + 500):
                 txn.create("port", f"p{number}", {"net": "n1"}, topic="t")
-    cache = world.cache(is_awaited=False, options={"changes_queue_max": 10})
+    cache = world.cache(is_awaited=False)
     flows = Flows(cache)
     with flows.controller() as controller:
         controller.wait_idle(timeout_s=WAIT_S)

@@ -25,7 +25,7 @@ from tests.helpers.lease_child import discovery_db, publisher_process
 from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
 
-LEASE_S = 3600.0
+LEASE_S = 120.0
 """Nothing expires unless a test is about that."""
 SHORT_LEASE_S = 1.2
 

@@ -105,12 +105,15 @@ def test_iterating_ends_when_the_cache_is_closed(world: World) -> None:
     cache.close()
 
 
-def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(world: World) -> None:
-    cache = world.cache(options={"changes_queue_max": 10})
+def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 10)
+    cache = world.cache()
     for number in range(50):
         world.nb.create("port", f"p{number}", number, topic="t")
     world.wait_equal(cache)
-    wait_until(lambda: cache.statistics().overruns == 1, WAIT_S, "an overrun")
+    wait_until(lambda: cache.statistics().telling.overruns == 1, WAIT_S, "an overrun")
     overrun = next(cache.changes(timeout_s=WAIT_S))
     assert isinstance(overrun, Resynced)
     assert not overrun.is_told
@@ -169,7 +172,7 @@ def test_a_callback_that_raises_is_counted_and_the_copy_stays_right(world: World
     cache = world.cache(on_changes=broken)
     world.nb.create("port", "p1", 1, topic="t")
     world.wait_equal(cache)
-    wait_until(lambda: cache.statistics().callback_errors > 0, WAIT_S, "the error to be counted")
+    wait_until(lambda: cache.statistics().telling.callback_errors > 0, WAIT_S, "the error to be counted")
     with pytest.raises(UsageError):
         next(cache.changes())
 

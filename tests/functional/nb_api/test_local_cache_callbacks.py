@@ -50,8 +50,8 @@ def test_a_callback_that_raises_is_told_again(world: World, raised: type[BaseExc
     world.nb.update("port", "p1", "new")
     world.wait_equal(cache)
     wait_until(lambda: told.calls >= 3, WAIT_S, "the callback to be called again")
-    assert cache.statistics().callback_errors > 0
-    wait_until(lambda: cache.statistics().untold > 0, WAIT_S, "what it did not take to wait")
+    assert cache.statistics().telling.callback_errors > 0
+    wait_until(lambda: cache.statistics().telling.untold > 0, WAIT_S, "what it did not take to wait")
     told.changes.clear()
     told.raises = False
     world.nb.create("port", "last", 0, topic="t")
@@ -61,23 +61,26 @@ def test_a_callback_that_raises_is_told_again(world: World, raised: type[BaseExc
         if isinstance(change, (Created, Updated)):
             kept[change.object.key] = change.object.value
     assert kept == {found.key: found.value for found in cache.get_all("port")}
-    wait_until(lambda: cache.statistics().untold == 0, WAIT_S, "nothing to wait")
+    wait_until(lambda: cache.statistics().telling.untold == 0, WAIT_S, "nothing to wait")
 
 
-def test_a_callback_that_raises_for_long_is_told_to_read_everything(world: World) -> None:
+def test_a_callback_that_raises_for_long_is_told_to_read_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits for it is bounded."""
+    monkeypatch.setattr("nb_api.notify_config.CHANGES_QUEUE_MAX", 1)
     told = Unwilling()
-    cache = world.cache(is_awaited=False, options={"changes_queue_max": 1}, on_changes=told)
+    cache = world.cache(is_awaited=False, on_changes=told)
     for number in range(3):
         with world.nb.transaction() as txn:
             for i in range(400):
                 txn.create("port", f"{number}-{i}", i, topic="t")
     world.wait_equal(cache)
-    wait_until(lambda: cache.statistics().overruns > 0, WAIT_S, "the overrun")
-    assert cache.statistics().untold <= 1
+    wait_until(lambda: cache.statistics().telling.overruns > 0, WAIT_S, "the overrun")
+    assert cache.statistics().telling.untold <= 1
     told.changes = []  # in which there is what it was told and did not take
     told.raises = False
-    wait_until(lambda: cache.statistics().untold == 0, WAIT_S, "the callback to take it")
+    wait_until(lambda: cache.statistics().telling.untold == 0, WAIT_S, "the callback to take it")
     wait_until(lambda: any(not one.is_told for one in told.resyncs()), WAIT_S, "the overrun to be told")
     world.nb.create("port", "after", 0, topic="t")
     wait_until(lambda: "Created after" in told.kinds(), WAIT_S, "what came after")

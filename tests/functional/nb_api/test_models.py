@@ -400,7 +400,7 @@ def test_an_object_that_does_not_fit_has_no_owners_and_stops_nothing(nb: NbApi) 
             cache.table(Port), lambda request: runs.append(request.key), owners=owners, interval_min_s=0.0
         ) as controller:
             controller.wait_idle(timeout_s=WAIT_S)
-            assert (runs, controller.statistics().unmapped, cache.statistics().mismatches) == ([], 0, 1)
+            assert (runs, controller.statistics().following.unmapped, cache.statistics().mismatches) == ([], 0, 1)
             nb.put("binding", "b1", {"port": "p1"}, topic=TOPIC)
             wait_until(lambda: runs == ["p1"])
             nb.put("binding", "b1", {"port": 8}, topic=TOPIC)  # those that it had are concerned

@@ -181,7 +181,7 @@ def test_a_sender_that_waits_for_room_is_released_by_close(host: Host, monkeypat
 
     thread = threading.Thread(target=send)
     thread.start()
-    wait_until(lambda: worker.statistics().blocked_sends, START_S, "the sender to wait")
+    wait_until(lambda: worker.statistics().window.blocked_sends, START_S, "the sender to wait")
     worker.close(timeout_s=0)
     thread.join()
     assert len(outcome) == 1
@@ -207,7 +207,7 @@ def test_a_poison_message_costs_its_sender_the_connection_and_nobody_else_anythi
         wait_until(lambda: service.report()["hop"]["bad_connections"] == 1, START_S, "the count")
         assert service.report()["ok"]
         assert service.publisher.heads() == {"tenant-7/port": 2}, "nothing else was published"
-        assert worker.statistics().disconnects == 0
+        assert worker.statistics().link.disconnects == 0
 
 
 def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
@@ -278,14 +278,14 @@ def test_who_never_greets_is_not_waited_for(host: Host, monkeypatch: pytest.Monk
         wait_until(lambda: service.report()["hop"]["greeting_timeouts"] == 1, START_S, "the count")
 
 
-def test_too_many_workers_are_refused_and_wait(host: Host) -> None:
-    host.configure(workers_max=1)
+def test_too_many_workers_are_refused_and_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("publisher_service.config.WORKERS_MAX", 1)
     with serving(host), working(host) as first:
         first.send_event(event(1))
         first.flush(timeout_s=START_S)
         with working(host) as second:
             second.send_event(event(2))
-            wait_until(lambda: second.statistics().refusals, START_S, "a refusal")
+            wait_until(lambda: second.statistics().link.refusals, START_S, "a refusal")
             first.close()
             second.flush(timeout_s=START_S)
 
@@ -513,10 +513,10 @@ def test_health_can_be_off(host: Host) -> None:
 def test_sighup_reads_again_what_may_change_and_a_broken_file_changes_nothing(host: Host) -> None:
     host.configure(log_level="warning")
     service = host.service()
-    host.configure(log_level="info", workers_max=1)
+    host.configure(log_level="info")
     service.signal(signal.SIGHUP)
     wait_until(lambda: "read again" in service.log(), START_S, "the new log level")
-    host.config_file.write_text("[publisher_service]\nworkers_max = many\n")
+    host.config_file.write_text("[publisher_service]\nlog_level = loud\n")
     service.signal(signal.SIGHUP)
     wait_until(lambda: "nothing was changed" in service.log(), START_S, "the complaint")
     report = service.report()

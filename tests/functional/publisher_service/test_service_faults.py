@@ -44,7 +44,7 @@ def test_a_service_killed_under_load_loses_nothing_and_needs_no_resync() -> None
         assert [worker.flush() for worker in workers.values()] == ["", ""]
         check_complete(subscriber, last)
         assert subscriber.resyncs() == ["initial"]
-        assert all(worker.statistics()["connects"] >= 2 for worker in workers.values())
+        assert all(worker.statistics()["link"]["connects"] >= 2 for worker in workers.values())
 
 
 def test_without_a_journal_a_killed_service_is_a_resync_and_nothing_is_missing_unseen() -> None:
@@ -96,14 +96,14 @@ def test_a_frozen_service_means_waiting_and_then_a_typed_error_and_nothing_is_lo
         assert outcome["error"] == "WindowFull"
         assert 500 <= outcome["last"] < 100_000
         assert worker.flush(0.1) != ""
-        assert worker.statistics()["timeouts"] == 1
+        assert worker.statistics()["window"]["timeouts"] == 1
         service.signal(signal.SIGCONT)
         assert worker.flush() == ""
         assert worker.send(TOPIC, outcome["last"] + 1, outcome["last"] + 100)["error"] == ""
         assert worker.flush() == ""
         wait_all(subscriber, {TOPIC: outcome["last"] + 100})
         assert subscriber.numbers(TOPIC) == list(range(1, outcome["last"] + 101))
-        assert worker.statistics()["disconnects"] == 0
+        assert worker.statistics()["link"]["disconnects"] == 0
 
 
 def test_a_worker_that_is_killed_disturbs_nobody() -> None:

@@ -96,7 +96,8 @@ def test_what_nobody_waits_for_is_acknowledged_all_the_same(host: Host) -> None:
             assert worker.send_event(event(number)) == number
             wait_until(lambda number=number: worker.acknowledged == number, START_S, "the acknowledgement")  # type: ignore[misc]
         statistics = worker.statistics()
-        assert (statistics.acknowledged_events, statistics.waiting_events, statistics.waiting_bytes) == (20, 0, 0)
+        assert statistics.acknowledged_events == 20
+        assert (statistics.window.waiting_events, statistics.window.waiting_bytes) == (0, 0)
         assert statistics.batches == 20, "each of them was alone"
 
 
@@ -117,7 +118,7 @@ def test_an_idle_worker_notices_that_the_service_ended_and_finds_the_next(host: 
             with PublisherService(host.conf()):
                 worker.send_event(event(lives))
                 wait_until(lambda: worker.statistics().is_connected, START_S, "a connection")
-                wait_until(lambda: worker.statistics().waiting_events == 0, START_S, "the acknowledgement")
+                wait_until(lambda: worker.statistics().window.waiting_events == 0, START_S, "the acknowledgement")
             wait_until(lambda: not worker.statistics().is_connected, START_S, "the end of the connection")
-        assert worker.statistics().disconnects == 3
-        assert worker.statistics().resent_batches == 0
+        assert worker.statistics().link.disconnects == 3
+        assert worker.statistics().link.resent_batches == 0

@@ -111,9 +111,12 @@ def test_jobs_of_a_member_that_is_killed_are_done_by_others(url: str, log: LogAp
         assert (TOPIC, 20) in member.got()
 
 
-def test_a_program_that_acknowledges_has_a_bounded_number_of_jobs(url: str, log: LogApi, source: Source) -> None:
+def test_a_program_that_acknowledges_has_a_bounded_number_of_jobs(
+    url: str, log: LogApi, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared_subscriptions.config.QUEUE_IN_FLIGHT_MIN", 5)
     source.publish(TOPIC, 50)
-    with Member(url, [QUEUE], auto_ack=False, queue_in_flight=5, unsubscribe_timeout=0.1) as member:
+    with Member(url, [QUEUE], auto_ack=False, unsubscribe_timeout=0.1) as member:
         wait_until(lambda: len(member.events) == 5, PATIENCE_S, "five jobs")
         for done in range(5):
             assert member.subscriber.acknowledge(member.events[done])

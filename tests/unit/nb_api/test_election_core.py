@@ -236,6 +236,34 @@ class TestTwoCandidates:
         assert first.token(100) == 1
         assert not second.is_leader(100)
 
+    @pytest.mark.parametrize("own_s", [LEASE_S, 8 * LEASE_S])
+    def test_a_leader_is_judged_by_the_longer_lease_of_the_two(self, own_s: float) -> None:
+        """A rolling change of the option gives two candidates different leases."""
+        first, second, store = ElectionCore("a", "a", 8 * LEASE_S), ElectionCore("b", "b", own_s), Store()
+        run(first, store, 0, 0)
+        now = 0.0
+        while first.is_leader(now):
+            run(second, store, now, now + 1)
+            assert not second.is_leader(now + 1) or not first.is_leader(now + 1)
+            now += 1
+        assert now == pytest.approx(HOLDER_PART * 8 * LEASE_S, abs=1)
+        run(second, store, now, 10 * LEASE_S)
+        assert second.is_leader(10 * LEASE_S)
+
+    def test_a_short_lease_is_not_cut_short_by_a_candidate_with_a_shorter_one(self) -> None:
+        first, second, store = candidate("a"), ElectionCore("b", "b", LEASE_S / 8), Store()
+        for turn in range(100):
+            run(first, store, turn, turn + 1)
+            run(second, store, turn, turn + 1)
+        assert first.token(100) == 1
+
+    @pytest.mark.parametrize("stated", [None, "x", [], -1, float("nan"), 1e9])
+    def test_a_lease_that_no_candidate_can_have_is_not_waited_for(self, stated: Any) -> None:
+        core, store = candidate("a"), Store()
+        store.do(DatabaseCall("create", {"holder": "z", "mark": "z", "attempt": 1, "lease": stated}))
+        run(core, store, 0, 2 * LEASE_S)
+        assert core.is_leader(2 * LEASE_S)
+
     def test_who_resigns_is_followed_at_once(self) -> None:
         first, second, store = candidate("a"), candidate("b"), Store()
         run(first, store, 0, 1)

@@ -18,8 +18,9 @@ PARKED      HANG_UP      AWAY        the connection of the poll broke
 AWAY        HANG_UP      AWAY        it broke while the answer was on its way
 =========== ============ =========== ==============================================================================
 
-A session that is AWAY for ``session_timeout`` is dead and forgotten.  A live subscriber polls again as soon as it has
-an answer, and a parked poll is answered after ``poll_interval`` at the latest, so that an idle one is never forgotten.
+A session that is AWAY for ``session_timeout_s`` is dead and forgotten.  A live subscriber polls again as soon as it has
+an answer, and a parked poll is answered after ``poll_interval_s`` at the latest, so that an idle one is never
+forgotten.
 
 What each message does to a session that is there, and to one that is not:
 

@@ -10,7 +10,7 @@ connection, and queues answers by number and not by size.  So bytes are counted 
 Both together are what a peer holds.  A peer that holds more than its part of ``peers_bytes_max`` is cut, and if all
 together hold more than ``peers_bytes_max``, those that hold most.  Subscriptions are never credited: they stay in
 memory.  An answer waits in the publisher, not made yet, while its asker holds half of its share (`answers`); an asker
-that takes nothing for ``heartbeat_timeout`` is cut, so that strangers who do not read cannot take the room of those who
+that takes nothing for ``link_timeout`` is cut, so that strangers who do not read cannot take the room of those who
 do.
 
 When the descriptors of the process come to an end the youngest connections are cut: libzmq would take the last one.
@@ -29,7 +29,8 @@ from heliograph_drivers.pubsub.zmq.access import descriptors
 from heliograph_drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from heliograph_drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from heliograph_drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
-from heliograph_drivers.pubsub.zmq.options import peer_bytes_max
+from heliograph_drivers.pubsub.zmq.options import GROUP, peer_bytes_max
+from pubsub_api import config
 from pubsub_api.driver_kit import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -95,12 +96,12 @@ class Account:
 class PeerLimits:
     """See the module's description.  For the service thread."""
 
-    def __init__(self, options: cfg.ConfigOpts.GroupAttr, allowed: AllowedKeys | None, tally: Tally) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, allowed: AllowedKeys | None, tally: Tally) -> None:
         self.name = "a publisher"
         """Of whom it is, for the log."""
-        self._peer_bytes_max = peer_bytes_max(options)
-        self._peers_bytes_max: int = options.peers_bytes_max
-        self._patience_s: float = options.heartbeat_timeout
+        self._peer_bytes_max = peer_bytes_max(conf[GROUP])
+        self._peers_bytes_max: int = conf[GROUP].peers_bytes_max
+        self._patience_s: float = conf[config.GROUP].link_timeout
         self._allowed = allowed
         self._tally = tally
         self._connections = Connections()

@@ -12,7 +12,7 @@ from tests.helpers.paths import TLS
 
 
 def test_a_url_sets_address_and_options() -> None:
-    conf = loading.conf_from_url("longpoll://10.0.0.7:7000?poll_interval=2.5&latest_topics=a/%23,b&tls=false")
+    conf = loading.conf_from_url("longpoll://10.0.0.7:7000?link_timeout=7.5&latest_topics=a/%23,b")
     settings = read_settings(conf)
     assert (settings.bind_host, settings.port) == ("10.0.0.7", 7000)
     assert settings.listen_addresses == ("longpoll://10.0.0.7:7000",)
@@ -26,6 +26,11 @@ def test_every_interface_is_bound_but_not_listened_to() -> None:
     assert settings.bind_host == "0.0.0.0"
     assert settings.public_host == "127.0.0.1"
     assert settings.listen_addresses == ("longpoll://127.0.0.1:7000",)
+
+
+def test_a_session_outlives_the_longest_wait_before_its_link_is_tried_again() -> None:
+    settings = read_settings(loading.conf_from_url("longpoll://h:1?link_timeout=0.3&retry_interval_max=90"))
+    assert settings.publisher.session_timeout_s > settings.link.retry_max_s == 90
 
 
 def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
@@ -42,18 +47,16 @@ def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
         ("longpoll://host:1?nonsense=1", "is no option"),
         ("longpoll://host:1?linger=1", "'linger' is no option there; it was removed, and is a constant. Options are"),
         ("longpoll://host:1?retry_interval=1", "it was removed, and follows from: retry_interval_max / 10"),
-        ("longpoll://host:1?tls=true&tls=false", "given twice"),
-        ("longpoll://host:1?poll_interval=never", "poll_interval"),
-        ("longpoll://host:1?poll_interval=-1", "poll_interval"),
-        ("longpoll://host:1?session_timeout=1&retry_interval_max=1", "session_timeout is not longer"),
+        ("longpoll://host:1?link_timeout=1&link_timeout=2", "given twice"),
+        ("longpoll://host:1?link_timeout=never", "link_timeout"),
+        ("longpoll://host:1?link_timeout=-1", "link_timeout"),
+        ("longpoll://host:1?poll_interval=1", "follows from: pubsub link_timeout / 3"),
         ("longpoll://host:1?latest_topics=a//b", "empty level"),
         ("longpoll://host:1?latest_topics=a&lossy_topics=a", "in latest_topics and in lossy_topics"),
-        (f"longpoll://host:1?tls_ca_file={TLS}/ca.pem", "tls is not"),
-        ("longpoll://host:1?tls_client_auth=true", "tls is not"),
-        ("longpoll://host:1?tls=true&tls_client_auth=true", "needs tls_ca_file"),
-        ("longpoll://host:1?tls=true&tls_ca_file=/nowhere", "cannot be read"),
-        (f"longpoll://host:1?tls=true&tls_cert_file={TLS}/server.pem", "go together"),
-        (f"longpoll://host:1?tls=true&tls_key_file={TLS}/client-key.pem", "go together"),
+        ("longpoll://host:1?tls_client_auth=true", "needs tls_ca_file"),
+        ("longpoll://host:1?tls_ca_file=/nowhere", "cannot be read"),
+        (f"longpoll://host:1?tls_cert_file={TLS}/server.pem", "go together"),
+        (f"longpoll://host:1?tls_key_file={TLS}/client-key.pem", "go together"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(url: str, reason: str) -> None:
@@ -69,7 +72,7 @@ def test_a_socket_file_is_refused() -> None:
 
 
 def test_a_publisher_that_must_encrypt_needs_a_certificate() -> None:
-    driver = loading.build_driver(loading.conf_from_url(f"longpoll://127.0.0.1:0?tls=true&tls_ca_file={TLS}/ca.pem"))
+    driver = loading.build_driver(loading.conf_from_url(f"longpoll://127.0.0.1:0?tls_ca_file={TLS}/ca.pem"))
     with pytest.raises(InvalidConfig, match="tls_cert_file"):
         driver.get_publisher().initialize(lambda _report: None)
 
@@ -96,7 +99,7 @@ def test_the_first_list_wins_and_control_is_never_touched() -> None:
 
 def test_secrets_are_not_shown() -> None:
     files = {"tls_cert_file": "server.pem", "tls_key_file": "server-key.pem"}
-    url = "longpoll://127.0.0.1:0?tls=true&" + "&".join(f"{name}={TLS}/{file}" for name, file in files.items())
+    url = "longpoll://127.0.0.1:0?" + "&".join(f"{name}={TLS}/{file}" for name, file in files.items())
     settings = read_settings(loading.conf_from_url(url))
     assert b"PRIVATE" in (settings.tls.key_file or b"") if settings.tls else False
     assert "PRIVATE" not in repr(settings)
