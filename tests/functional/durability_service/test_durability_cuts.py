@@ -13,7 +13,7 @@ import pytest
 import pubsub_api
 from durability_service.client import DurabilityClient
 from pubsub_api.errors import WaitTimeout
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
 from tests.helpers.servers import free_port

@@ -10,7 +10,7 @@ import pytest
 
 import pubsub_api
 from durability_service.storage.store import SampleStore
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
 from tests.helpers.servers import free_port

@@ -1,4 +1,7 @@
-"""The delivery contract under hundreds of seeds, of which `./run chaos` has many thousands, and proof that the oracle would notice were it broken."""
+"""The delivery contract under hundreds of seeds, and proof that the oracle would notice were it broken.
+
+`./run chaos` has many thousands of seeds.
+"""
 
 from __future__ import annotations
 
