@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import compiling, distribution, hang_limit
+from tests.helpers import compiling, distribution, hang_limit, made_once
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """No test hangs for ever.  And while tests are collected, nothing is garbage: looking for it takes a fifth of the
     time, in every process."""
     hang_limit.install(config)
+    made_once.begin(config)
     gc.disable()
 
 
