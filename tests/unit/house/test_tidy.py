@@ -168,6 +168,12 @@ def test_tests_wait_on_conditions_and_not_for_a_time() -> None:
     assert sleeping == []
 
 
+def test_every_helper_of_tests_is_found_by_what_it_is_for() -> None:
+    folder = pathlib.Path("tests/helpers")
+    listed = re.findall(r"``(\w+)``", ast.get_docstring(trees()[folder / "__init__.py"]) or "")
+    assert sorted(set(listed) - {"etc"}) == sorted(path.stem for path in trees() if path.parent == folder)[1:]
+
+
 def test_the_changelog_has_an_entry_for_the_version_to_come() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     unreleased = changelog.partition("## [Unreleased]")[2].partition("\n## ")[0]
