@@ -19,7 +19,7 @@ from nb_api.testing.virtual_time import PATIENCE_S, VirtualTime
 from pubsub_api import Session, loading
 from pubsub_api.errors import WaitTimeout
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.faults import Faults
 
 T = TypeVar("T")

@@ -2,11 +2,13 @@
 
 Nothing here belongs to an event loop: whoever waits is told on the loop that runs it, and a loop that was closed
 meanwhile is told nothing.  A task that is cancelled stops waiting at once; what a thread has begun for it goes on.
+
+Programs without coroutines import this too, so asyncio, which takes as long as a tenth of `nb_api`, is imported where a
+coroutine runs, which has imported it already.
 """
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
@@ -14,11 +16,14 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pubsub_api.errors import Closed
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.threads import start_thread
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +53,8 @@ class ToldCondition(threading.Condition):
 
     async def wait_for_in_loop(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """As `wait_for`, without the lock held by the caller, for a coroutine.  Looks under the lock."""
+        import asyncio  # noqa: PLC0415
+
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -145,6 +152,8 @@ def in_own_thread(function: Callable[[], T], name: str) -> concurrent.futures.Fu
 async def outcome(made: concurrent.futures.Future[T], *, undo: Callable[[T], None] | None = None) -> T:
     """What a thread made.  Being cancelled cancels the call if it has not begun; else what it makes is undone, if that
     is wanted, by a thread of its own."""
+    import asyncio  # noqa: PLC0415
+
     try:
         await is_done_within(made, None)
     except asyncio.CancelledError:
@@ -161,6 +170,8 @@ def _undo(made: concurrent.futures.Future[T], undo: Callable[[T], None]) -> None
 
 async def is_done_within(made: concurrent.futures.Future[T], timeout_s: float | None) -> bool:
     """Wait until a thread has made it; False when the time is over.  Being cancelled changes nothing of it."""
+    import asyncio  # noqa: PLC0415
+
     loop = asyncio.get_running_loop()
     told = loop.create_future()
     made.add_done_callback(lambda _: _tell(loop, told))

@@ -2,7 +2,8 @@
 
 =================  ==================================================================================
 ``conformance``    the suite that defines a correct driver; needs pytest
-``conf_fixture``   a ``conf`` with short times, as a function and as a pytest fixture
+``conf_fixture``   a ``conf`` with short times, as a pytest fixture
+``fast_conf``      a ``conf`` with short times, as a function
 ``faults``         what a link does wrong, seeded and counted
 ``faulty``         a wrapper that makes any driver lose, repeat, reorder and delay
 ``frames``         sound frames for tests of drivers

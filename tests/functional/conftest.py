@@ -14,7 +14,7 @@ import durable_log
 import pubsub_api
 from durable_log.log_api import LogApi
 from pubsub_api.driver import PubSubApi
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.group_nodes import Source
 from tests.helpers.servers import RedisServer
 

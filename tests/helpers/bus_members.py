@@ -16,7 +16,7 @@ import pubsub_api
 from durable_log import config as log_config
 from pubsub_api.core import frame as frames
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from shared_subscriptions import GroupSubscriber, config
 from tests.helpers.group_nodes import CALM
 

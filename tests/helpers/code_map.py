@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from tests.helpers import documents, metric_help
+from tests.helpers import documents, metric_help, source_trees
 from tests.helpers.paths import ROOT
 
 COMMAND = "python -m tests.helpers.code_map"
@@ -58,8 +58,8 @@ def trees() -> dict[str, ast.Module]:
     """Path -> syntax tree of every module of the product, in the order of the paths."""
     folders = [path.parent for path in ROOT.glob("*/__init__.py") if not path.parent.is_symlink()]
     packages = [folder for folder in folders if folder.name not in _NOT_PRODUCT]
-    paths = sorted(path for package in packages for path in package.rglob("*.py"))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+    paths = sorted(path.relative_to(ROOT) for package in packages for path in package.rglob("*.py"))
+    return {str(path): tree for path, tree in source_trees.parse(paths).items()}
 
 
 def first_sentence(node: ast.Module | ast.ClassDef | str) -> str:

@@ -18,7 +18,7 @@ from durability_service.protocol import ServiceStatus
 from durability_service.service import DurabilityService
 from pubsub_api.core.durability import Durability
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.waiting import wait_until
 
 TIMEOUT_S = 60.0

@@ -18,9 +18,9 @@ from tests.helpers.nb_tools import open_nb, sqlite_url
 INTERVAL_S = 0.5
 RIGHT: dict[str, Any] = {"hmac_key": "the right key, long enough to be one", "pub_sub_use_multiproc": False}
 WRONG: dict[str, Any] = {**RIGHT, "hmac_key": "a wrong key, but just as long as it"}
-CROWD, CROWDED_PROCESSES = 47, 4
+PER_PROCESS = 12
 UNWELL = {"frozen-0": "silent", "old-0": "old", "deaf-0": "deaf"}
-"""Of fifty controllers: member -> the state that must be seen."""
+"""Of many controllers: member -> the state that must be seen."""
 
 
 class FleetNode(ChildProcess):
@@ -56,13 +56,14 @@ def written(nb: NbApi) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fifty_controllers(directory: pathlib.Path) -> Iterator[str]:
+def many_controllers(directory: pathlib.Path, count: int) -> Iterator[str]:
     """Of which one is frozen, one is old, and one is deaf; the URL of their database."""
     url, bus = sqlite_url(directory), f"zmq://{directory}/bus"
     with contextlib.ExitStack() as stack:
         nb = stack.enter_context(open_nb(url, bus, **RIGHT))
         nb.create("port", "p1", 0, topic="tenant-1/a")
-        sizes = [len(range(number, CROWD, CROWDED_PROCESSES)) for number in range(CROWDED_PROCESSES)]
+        rest = count - len(UNWELL)
+        sizes = [min(PER_PROCESS, rest - first) for first in range(0, rest, PER_PROCESS)]
         nodes = [FleetNode(url, bus, f"crowd-{n}-", size, **RIGHT) for n, size in enumerate(sizes)]
         frozen = FleetNode(url, bus, "frozen-", **RIGHT)
         nodes += [frozen, FleetNode(url, bus, "old-", release="0.0.9", **RIGHT), FleetNode(url, bus, "deaf-", **WRONG)]

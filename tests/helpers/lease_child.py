@@ -24,7 +24,7 @@ from nb_api.coordination.election import Election
 from nb_api.db_api import DbApi
 from nb_api.loading import build_db
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 
 # As in `nb_tools`, also where that is not imported: a publisher is found soon.
 lease_config.REFRESHES_PER_LEASE = 600

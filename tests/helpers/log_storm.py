@@ -19,7 +19,7 @@ from durable_log.testing.log_child import log_process
 from durable_log.testing.sources import read_events
 from durable_log.upkeep.verifying import verify
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.bus_members import BusMember
 from tests.helpers.waiting import wait_until
 

@@ -10,7 +10,7 @@ from oslo_config import cfg
 
 from nb_api import NbApi, config, notify_config
 from nb_api.coordination import lease_config
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 
 FAST_DB = {"outbox_age": 0.5, "retry_interval_max": 0.5}
 PATIENT_DB = {"outbox_age": 60.0}

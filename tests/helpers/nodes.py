@@ -21,7 +21,7 @@ import pubsub_api
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 

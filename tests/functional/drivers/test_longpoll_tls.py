@@ -8,7 +8,7 @@ import pytest
 
 import pubsub_api
 from pubsub_api.driver import Connected
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import event
 from tests.helpers.longpoll_ends import URL, Ends, ends  # noqa: F401
 from tests.helpers.paths import TLS

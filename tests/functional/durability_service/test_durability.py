@@ -19,7 +19,7 @@ from durability_service.service import DurabilityService
 from durability_service.serving.sampling import event_of
 from durability_service.storage.store import SampleStore
 from pubsub_api.errors import WaitTimeout
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, Domain, durability_conf
 from tests.helpers.servers import free_port

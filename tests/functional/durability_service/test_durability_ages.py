@@ -12,7 +12,7 @@ import pubsub_api
 from durability_service.service import DurabilityService
 from pubsub_api.publishing import batching
 from pubsub_api.publishing import publisher as publishing
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.durability_domain import TIMEOUT_S, Domain, ServiceProcess, durability_conf, read_history
 from tests.helpers.servers import free_port
 from tests.helpers.waiting import wait_until

@@ -15,7 +15,7 @@ from durability_service.client import DurabilityClient, Outcome
 from durability_service.clients.history import DurableHistory
 from durability_service.service import DurabilityService
 from pubsub_api import Durability
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.durability_domain import TIMEOUT_S, durability_conf, is_settled
 from tests.helpers.waiting import wait_until
 from tests.helpers.wires import Wire

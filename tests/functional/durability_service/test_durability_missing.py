@@ -12,7 +12,7 @@ from durability_service.service import DurabilityService
 from pubsub_api import loading
 from pubsub_api.config import GROUP
 from pubsub_api.core.frame import Kind
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 from tests.helpers.durability_domain import TIMEOUT_S, durability_conf, is_settled

@@ -10,7 +10,7 @@ import pytest
 
 import pubsub_api
 from durability_service.storage.store import SampleStore
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
 from tests.helpers.servers import free_port
@@ -69,6 +69,7 @@ class Cluster:
             return read_history(session, self.addresses, ["orders/#"])
 
 
+@pytest.mark.parametrize("process_bus", ["zmq", "redis"], indirect=True)
 @pytest.mark.parametrize("seed", [1])
 def test_confirmed_data_survives_any_kill(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:
     chance = random.Random(seed)

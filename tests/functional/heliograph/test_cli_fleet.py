@@ -21,7 +21,7 @@ from heliograph import exits
 from heliograph.main import main
 from nb_api import fleet
 from nb_api.loading import open_db
-from tests.helpers.fleet_nodes import RIGHT, UNWELL, WRONG, FleetNode, fifty_controllers, written
+from tests.helpers.fleet_nodes import RIGHT, UNWELL, WRONG, FleetNode, many_controllers, written
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.paths import ROOT
 from tests.helpers.waiting import wait_until
@@ -46,10 +46,11 @@ def directory() -> Iterator[pathlib.Path]:
         yield pathlib.Path(name)
 
 
-def test_of_fifty_controllers_the_frozen_the_old_and_the_deaf_one_are_shown(
-    directory: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("count", [15, pytest.param(50, marks=pytest.mark.chaos)])
+def test_of_many_controllers_the_frozen_the_old_and_the_deaf_one_are_shown(
+    directory: pathlib.Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    with fifty_controllers(directory) as url:
+    with many_controllers(directory, count) as url:
         began = time.monotonic()
 
         def is_shown(*words: str) -> bool:
@@ -62,8 +63,8 @@ def test_of_fifty_controllers_the_frozen_the_old_and_the_deaf_one_are_shown(
         with capsys.disabled():
             sys.stderr.write(f"fleet shows all three after {time.monotonic() - began:.1f} s\n")
         wait_until(lambda: is_shown("top", "--once"), what="top to show the three, and no other")
-        view = shown(capsys, "fleet", "--db", url, "--expect", "51", "--limit", "1", "--role", "control*")
-        assert (view["total"], view["selected"], view["missing"], len(view["members"])) == (50, 50, 1, 1)
+        view = shown(capsys, "fleet", "--db", url, "--expect", str(count + 1), "--limit", "1", "--role", "control*")
+        assert (view["total"], view["selected"], view["missing"], len(view["members"])) == (count, count, 1, 1)
 
 
 def test_a_deaf_copy_does_not_follow_the_database(directory: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

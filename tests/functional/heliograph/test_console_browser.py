@@ -26,7 +26,7 @@ from shared_subscriptions import groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.core.events import GroupEvent
 from tests.helpers import chromium, consoles
-from tests.helpers.fleet_nodes import UNWELL, fifty_controllers
+from tests.helpers.fleet_nodes import UNWELL, many_controllers
 from tests.helpers.group_nodes import Source
 from tests.helpers.nb_tools import sqlite_url
 from tests.helpers.waiting import wait_until
@@ -80,7 +80,7 @@ def test_of_fifty_controllers_the_frozen_the_old_and_the_deaf_one_are_shown(
     browser: Any, directory: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect = sync_api.expect
-    with fifty_controllers(directory) as url, consoles.opened("--db", url, "--expect", "50") as console:
+    with many_controllers(directory, 50) as url, consoles.opened("--db", url, "--expect", "50") as console:
         began = time.monotonic()
         tab = Watched(browser, console.server.url, viewport={"width": 1280, "height": 620})
         tab.page.goto("/")

@@ -194,7 +194,7 @@ def test_a_redis_subscriber_without_descriptors_connects_again_when_there_are_so
         NO_DESCRIPTOR
         + """
     import signal
-    from pubsub_api.testing.conf_fixture import fast_conf
+    from pubsub_api.testing.fast_conf import fast_conf
     from tests.helpers.servers import RedisServer
 
     with RedisServer() as server, pubsub_api.open(conf=fast_conf(server.address)) as session:

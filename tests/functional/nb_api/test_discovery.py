@@ -18,8 +18,8 @@ from nb_api.db_api import DbApi
 from nb_api.testing.replay import WAIT_S
 from pubsub_api.errors import Forked
 from pubsub_api.testing.child import ChildProcess
-from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.conformance.forks import in_forked_child, outcome
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Consumer, event
 from tests.helpers.lease_child import discovery_db, publisher_process
 from tests.helpers.servers import RedisServer

@@ -18,7 +18,7 @@ from nb_api.errors import GiveUp
 from pubsub_api import tracing
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import DriverDependencyMissing, UsageError
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 from tests.helpers.nb_tools import memory_bus, nb_conf, open_nb, sqlite_url

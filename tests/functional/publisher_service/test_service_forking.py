@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import pubsub_api
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.forking_worker import HANG_S
 from tests.helpers.service_nodes import CALM, START_S, Host
 from tests.helpers.waiting import wait_until

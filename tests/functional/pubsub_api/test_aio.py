@@ -9,7 +9,7 @@ import pytest
 
 import pubsub_api
 from pubsub_api import aio, errors
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import event
 from tests.helpers.waiting import wait_until
 

@@ -18,7 +18,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import PublisherApi, PubSubApi
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub, FaultySubscriber
 from tests.functional.conftest import Bus, Consumer, event

@@ -15,7 +15,7 @@ import pubsub_api
 from durability_service.service import DurabilityService
 from pubsub_api import Durability, HistoryOutcome, Mismatch, Reason, aio
 from pubsub_api.errors import Closed, DriverNotFound, UsageError
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.durability_domain import TIMEOUT_S, Domain, durability_conf
 from tests.helpers.waiting import wait_until
 

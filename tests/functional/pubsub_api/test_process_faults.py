@@ -13,7 +13,7 @@ import pytest
 
 import pubsub_api
 from pubsub_api import errors
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus, event
 from tests.helpers.nodes import PublisherNode, SubscriberNode, unexplained
 from tests.helpers.servers import RedisServer, free_port

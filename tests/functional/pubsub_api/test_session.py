@@ -18,7 +18,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import decode_events, encode_event
 from pubsub_api.core.sending import replies
 from pubsub_api.core.sending.replies import Head
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from pubsub_api.testing.ports import free_port
 from tests.functional.conftest import Bus, Consumer, event
 from tests.helpers.waiting import wait_until

@@ -14,7 +14,7 @@ import pubsub_api
 from durable_log import LogApi
 from pubsub_api import aio
 from pubsub_api.errors import Closed, UsageError
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from shared_subscriptions import GroupDestroyed, GroupEvent, GroupSubscriber, config, groups
 from shared_subscriptions.aio import AsyncGroupSubscriber, subscribe
 from tests.helpers.group_nodes import CALM, Source, groups_conf

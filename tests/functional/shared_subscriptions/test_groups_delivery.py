@@ -20,7 +20,7 @@ import durable_log
 import pubsub_api
 from durable_log import LogApi
 from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.consuming.dispatch import Dispatch

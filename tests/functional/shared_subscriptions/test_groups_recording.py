@@ -23,7 +23,7 @@ from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import read_events
 from durable_log.upkeep.verifying import verify
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from shared_subscriptions import GroupSubscriber, groups
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.leading import recording

@@ -1,4 +1,7 @@
-"""The benchmark works at tiny sizes.  Nothing here says anything about speed."""
+"""The benchmark works at tiny sizes.  Nothing here says anything about speed.
+
+Every run takes a process for each end, so one transport is a sample for all; `./run chaos` runs them all.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,11 @@ def measurable(driver: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(problem is not None, reason=str(problem))
 
 
-DRIVERS = [pytest.param(driver, marks=measurable(driver)) for driver in catalog.DRIVERS]
+SAMPLE = "zmq"
+DRIVERS = [
+    pytest.param(driver, marks=[measurable(driver), *([] if driver == SAMPLE else [pytest.mark.chaos])])
+    for driver in catalog.DRIVERS
+]
 
 
 def a_run(**changes: object) -> Run:
@@ -158,6 +165,7 @@ def test_loads_can_be_paced_and_spread() -> None:
             assert list(done.sent_ns) == sorted(done.sent_ns)
 
 
+@pytest.mark.chaos
 @measurable("zenoh")
 def test_the_time_to_repair_is_that_of_the_events_that_were_dropped() -> None:
     """Of ours, where the receiver drops frames, and of zenoh.ext, where the sender has samples filtered out."""

@@ -11,7 +11,7 @@ from bench.scenarios import groups
 EVENTS = 200
 
 
-@pytest.mark.parametrize("driver", ["zmq", "redis"])
+@pytest.mark.parametrize("driver", ["zmq", pytest.param("redis", marks=pytest.mark.chaos)])
 def test_groups_are_measured(driver: str) -> None:
     if problem := catalog.problem(driver):
         pytest.skip(problem)

@@ -24,7 +24,8 @@ def test_commits_are_compared_with_sqlite_alone(monkeypatch: pytest.MonkeyPatch)
     assert all(check.measured > 0 for check in outcome.checks)
 
 
-def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy() -> None:
+def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "WORKERS", 1)  # each is a process
     outcome = service.measure(PLAN, "zmq")
     assert [row["lost"] for row in outcome.rows] == [0, 0, 0]
     assert {check.target.name for check in outcome.checks} == {"received", "applied", "p50", "lost"}

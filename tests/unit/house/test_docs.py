@@ -111,9 +111,9 @@ def log_templates() -> set[str]:
     """The messages that the library logs, before their arguments are put in."""
     calls = [
         node
-        for package in ("pubsub_api", "drivers")
-        for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in code_map.trees().items()
+        if path.startswith(("pubsub_api/", "drivers/"))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("LOG.")
     ]
     texts = {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}

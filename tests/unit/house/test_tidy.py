@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers import source_trees
 from tests.helpers.paths import ROOT
 
 FILE_LINES_MAX = 600
@@ -36,10 +37,10 @@ UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|X{3})\b")
 MACHINE = re.compile(r"(?<![\w.])/(?:hom[e]|User[s]|roo[t]|wor[k])/\w|--(?:extra-)?index-ur[l]|PIP_INDE[X]")
 
 
-def text_files(*, under: str = ".") -> list[pathlib.Path]:
+def text_files() -> list[pathlib.Path]:
     """Every text file a person maintains, relative to the root of the checkout."""
     found: list[pathlib.Path] = []
-    for folder, folders, files in os.walk(ROOT / under):
+    for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if not _is_skipped(name)]
         found += [(pathlib.Path(folder) / name).relative_to(ROOT) for name in files if not name.startswith(".")]
     return sorted(path for path in found if path.suffix in SUFFIXES)
@@ -54,8 +55,16 @@ def python_files() -> list[pathlib.Path]:
 
 
 @functools.cache
-def tree_of(path: pathlib.Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+def trees() -> dict[pathlib.Path, ast.Module]:
+    """File -> its syntax tree."""
+    return source_trees.parse(python_files())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_are_forgotten() -> Iterator[None]:
+    """A million objects, which nobody else in this process needs."""
+    yield
+    trees.cache_clear()
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -94,8 +103,8 @@ def _lines_max(path: pathlib.Path) -> int:
 def test_functions_are_short_enough_to_read() -> None:
     long = [
         f"{path}:{function.lineno}: {function.name}"
-        for path in python_files()
-        for function in functions(tree_of(path))
+        for path, tree in trees().items()
+        for function in functions(tree)
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
@@ -104,9 +113,9 @@ def test_functions_are_short_enough_to_read() -> None:
 def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
     large = [
         f"{path}:{node.lineno}: {node.name}"
-        for path in python_files()
+        for path, tree in trees().items()
         if path.parts[0] in PRODUCT
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and len(own_attributes(node)) > ATTRIBUTES_MAX
     ]
     assert large == []
@@ -115,16 +124,16 @@ def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
 def test_a_class_name_means_one_class() -> None:
     """But for test kits: each simulator has a network, and each contract a suite, that play the same part."""
     places: dict[str, list[str]] = {}
-    for path in python_files():
+    for path, tree in trees().items():
         if path.parts[0] in PRODUCT and "testing" not in path.parts:
-            for node in tree_of(path).body:
+            for node in tree.body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [str(path) for path in python_files() if tree_of(path).body and not ast.get_docstring(tree_of(path))]
+    silent = [str(path) for path, tree in trees().items() if tree.body and not ast.get_docstring(tree)]
     assert silent == []
 
 
@@ -140,9 +149,9 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
 def test_libraries_do_not_print(package: str) -> None:
     prints = [
         f"{path}:{node.lineno}"
-        for path in text_files(under=package)
-        if path.suffix == ".py"
-        for node in ast.walk(tree_of(path))
+        for path, tree in trees().items()
+        if path.parts[0] == package
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
@@ -151,12 +160,18 @@ def test_libraries_do_not_print(package: str) -> None:
 def test_tests_wait_on_conditions_and_not_for_a_time() -> None:
     sleeping = [
         f"{path}:{node.lineno}"
-        for path in text_files(under="tests")
-        if path.suffix == ".py" and path != pathlib.Path("tests/helpers/waiting.py")
-        for node in ast.walk(tree_of(path))
+        for path, tree in trees().items()
+        if path.parts[0] == "tests" and path != pathlib.Path("tests/helpers/waiting.py")
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
     ]
     assert sleeping == []
+
+
+def test_every_helper_of_tests_is_found_by_what_it_is_for() -> None:
+    folder = pathlib.Path("tests/helpers")
+    listed = re.findall(r"``(\w+)``", ast.get_docstring(trees()[folder / "__init__.py"]) or "")
+    assert sorted(set(listed) - {"etc"}) == sorted(path.stem for path in trees() if path.parent == folder)[1:]
 
 
 def test_the_changelog_has_an_entry_for_the_version_to_come() -> None:

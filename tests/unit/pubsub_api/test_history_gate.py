@@ -15,7 +15,7 @@ from pubsub_api import Event, HistoryOutcome, HistorySource, Mismatch
 from pubsub_api import session as sessions
 from pubsub_api.errors import Closed
 from pubsub_api.subscribing.history import OnChange, OnPage
-from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.waiting import wait_until
 
 TIMEOUT_S = 30.0

@@ -18,6 +18,8 @@ class Declared:
         self.wanted: set[str] = set()
         self.declared: set[str] = set()
         self.changes = 0
+        self._covered_by: dict[str, str] = {}
+        """What is wanted -> something declared that covers it, looked for again only when that is left."""
 
     def add(self, *filters: str) -> None:
         self.wanted |= set(filters)
@@ -25,6 +27,7 @@ class Declared:
 
     def remove(self, topic_filter: str) -> None:
         self.wanted.remove(topic_filter)
+        self._covered_by.pop(topic_filter, None)
         self._apply(self.interests.remove(topic_filter))
 
     def _apply(self, change: InterestChange) -> None:
@@ -35,7 +38,10 @@ class Declared:
         self.declared -= set(change.undeclare)
         assert len(self.declared) <= DECLARED_MAX
         for name in self.wanted:
-            assert any(covers(declared, name) for declared in self.declared)
+            if self._covered_by.get(name) not in self.declared:
+                found = [declared for declared in self.declared if covers(declared, name)]
+                assert found, f"nothing covers {name}"
+                self._covered_by[name] = found[0]
 
 
 def test_few_filters_are_declared_as_they_are() -> None:
@@ -66,12 +72,12 @@ def test_filters_that_have_nothing_in_common_are_everything(size: int) -> None:
     assert link.changes <= DECLARED_MAX + 2
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_and_goes_is_covered(seed: int) -> None:
     draw = random.Random(seed)
     link = Declared()
     link.add("$control")
-    for _ in range(400):
+    for _ in range(1000):
         levels = [str(draw.randrange(BROAD_MAX)) for _ in range(draw.randint(1, 3))]
         name = "/".join(levels) + draw.choice(("", "", "", "/#", "/+"))
         if name in link.wanted:
