@@ -336,23 +336,23 @@ HELP: dict[str, dict[str, str]] = {
             "Of a controller: runs during which the lease of this process was over, because it stood still or the "
             "database did not answer: another process may have worked on the key at the same time."
         ),
+        "queue.retries": "Of a controller: of the runs, those after a failure.",
+        "queue.requeues": "Of a controller: times the function returned RequeueAfter.",
+        "queue.merged": (
+            "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
+        ),
         "following.unmapped": (
             "Of a controller: objects whose owners are not known, because the function that tells them raised; it "
             "is called again."
-        ),
-        "following.ends_forgotten": (
-            "Of a controller: deletes of keys of other processes that were too many to be remembered for the case "
-            "that those die."
         ),
         "following.mapping_errors": "Of a controller: times a function of owners raised.",
         "following.complete_readings": (
             "Of a controller: times every object of the copy was read: at the start, and when changes were not "
             "told one by one."
         ),
-        "queue.retries": "Of a controller: of the runs, those after a failure.",
-        "queue.requeues": "Of a controller: times the function returned RequeueAfter.",
-        "queue.merged": (
-            "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
+        "following.ends_forgotten": (
+            "Of a controller: deletes of keys of other processes that were too many to be remembered for the case "
+            "that those die."
         ),
         "times.waited_s": "Of a controller: how long keys have waited for a worker, all runs together.",
         "times.waited_max_s": "Of a controller: the longest of these waits.",

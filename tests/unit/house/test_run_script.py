@@ -110,7 +110,7 @@ def test_an_unknown_verb_is_refused_with_the_list(checkout: Checkout) -> None:
         ),
         ("chaos", "all,spark,test", ["python -m pytest -m chaos -x", "heliograph simulate --seeds 7"]),
         ("bench", "all,spark,bench", ["python -m bench -x"]),
-        ("lint", "all,spark,lint", ["python -m ruff check -x", "python -m ruff format --check", "python -m mypy"]),
+        ("lint", "all,spark,test,lint", ["python -m ruff check -x", "python -m ruff format --check", "python -m mypy"]),
     ],
 )
 def test_a_verb_installs_what_it_needs_and_passes_arguments_on(
