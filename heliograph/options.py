@@ -31,21 +31,28 @@ def add_command(
     subparsers: Subparsers[argparse.ArgumentParser], name: str, summary: str, module: ModuleType, log_level: str
 ) -> None:
     """Add the parser of a command, or of a job, from what its module has (`heliograph.commands`)."""
-    parser = add_parser(subparsers, name, summary, module.DESCRIPTION, module.EXAMPLES, log_level)
+    parser = add_parser(subparsers, name, summary, module.DESCRIPTION, module.EXAMPLES)
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_arguments(parser)
+    add_trouble(parser, log_level)
 
 
 def add_verbs(
     parser: argparse.ArgumentParser, verbs: Iterable[str], *, description: str, examples: str
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Add the parsers of a command's verbs.  What a verb does is said by its line in the description of the command,
-    and its examples are those of the command that show it."""
+    """Add the parsers of a command's verbs; the caller adds arguments to each before it takes the next.  What a verb does
+    is said by its line in the description of the command, and its examples are those of the command that show it."""
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in description.splitlines() if line.startswith("  ")}
     for name in verbs:
-        shown = "".join(line for line in examples.splitlines(keepends=True) if f" {name} " in line)
-        yield name, add_parser(subparsers, name, lines[name], lines[name], shown)
+        parser = add_parser(subparsers, name, lines[name], lines[name], examples_of(name, examples))
+        yield name, parser
+        add_trouble(parser)
+
+
+def examples_of(verb: str, examples: str) -> str:
+    """Those of the examples of a command that show the verb."""
+    return "".join(line for line in examples.splitlines(keepends=True) if f" {verb} " in line)
 
 
 def add_parser(
@@ -54,10 +61,9 @@ def add_parser(
     summary: str,
     description: str,
     examples: str,
-    log_level: str = "warning",
 ) -> argparse.ArgumentParser:
-    """A parser with what every command has: a help that teaches, and options for trouble."""
-    parser = subparsers.add_parser(
+    """A parser whose help teaches.  When it has its arguments, `add_trouble` is to be called."""
+    return subparsers.add_parser(
         name,
         help=summary,
         description=description,
@@ -65,6 +71,10 @@ def add_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def add_trouble(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
+    """What every command has, shown behind what it has of its own: options for when something is wrong."""
     trouble = parser.add_argument_group("when something is wrong")
     trouble.add_argument(
         "--verbose", action="store_true", help="say of an error what kind it is, and whether trying again can help"
@@ -82,7 +92,6 @@ def add_parser(
         default="text",
         help="how: lines to read, or a JSON object per line (default: %(default)s)",
     )
-    return parser
 
 
 def add_json(parser: argparse._ActionsContainer, what: str) -> None:

@@ -91,9 +91,8 @@ def _fleet_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
     members = found.fleet.members
     _, _, missing = attendance(sources.expected, members)
     if missing and sources.expected is not None:
-        yield ProblemNote(
-            f"{counted(missing, 'member')} of {sources.expected} expected ones do not answer.", "/controllers"
-        )
+        verb = "does" if missing == 1 else "do"
+        yield ProblemNote(f"{missing} of {sources.expected} expected members {verb} not answer.", "/controllers")
     for name in STATES:
         bad = [one for one in members if one.state == name and name != "ok"]
         if bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import math
+import textwrap
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,12 @@ outbox, and the sweeper publishes it; the command then says so and ends with exi
 """
 EXAMPLES = """\
   heliograph db create port p1 '{"up": false}' --topic tenant-7 --db sqlite:///tmp/objects.db
+  heliograph db get port p1
   heliograph db set port p1 '{"up": true}' --expected-version 1 --config-file /etc/heliograph/heliograph.conf
   heliograph db list port --topics 'tenant-7/#' --json
+  heliograph db delete port p1 --expected-version 2
   heliograph db watch --tables port --count 10
+  heliograph db compact --keep-changes 10000 --keep-tombstones 7d
   heliograph db snapshot /data/snapshots/monday --db sqlite:///tmp/objects.db
 """
 _WAIT_S = 0.5
@@ -67,15 +71,17 @@ _VERBS: dict[str, tuple[str, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     made = {
-        name: options.add_parser(verbs, name, summary, description, EXAMPLES)
+        name: options.add_parser(
+            verbs, name, summary, textwrap.fill(description, 120), options.examples_of(name, EXAMPLES)
+        )
         for name, (summary, description) in _VERBS.items()
     }
     for verb in made.values():
         add_database(verb)
         options.add_json(verb, "JSON objects, one per line")
     for name in ("get", "create", "set", "delete"):
-        made[name].add_argument("table", metavar="TABLE")
-        made[name].add_argument("key", metavar="KEY")
+        made[name].add_argument("table", metavar="TABLE", help="kind of the object")
+        made[name].add_argument("key", metavar="KEY", help="which object of the table")
     for name in ("create", "set"):
         made[name].add_argument("value", metavar="JSON", help="the value")
     made["create"].add_argument("--topic", required=True, help="which followers it concerns, as in tenant-7/port")
@@ -90,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--flush-timeout", metavar="TIME", type=options.seconds, default=10.0,
             help="how long publishing may take (default: 10s)",
         )  # fmt: skip
-    made["list"].add_argument("table", metavar="TABLE", nargs="?")
+    made["list"].add_argument("table", metavar="TABLE", nargs="?", help="only this table")
     made["snapshot"].add_argument("directory", metavar="DIR", help="where the snapshot goes, or is")
     _add_watch(made["watch"])
     for name in ("list", "watch"):
@@ -103,6 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-tombstones", metavar="TIME", type=options.seconds, default=86_400.0,
         help="how long tombstones are kept (default: 1d)",
     )  # fmt: skip
+    for verb in made.values():
+        options.add_trouble(verb)
 
 
 def _add_watch(parser: argparse.ArgumentParser) -> None:

@@ -153,7 +153,7 @@ def test_of_500_members_a_part_is_shown_and_all_are_counted(db: DbApi, url: str)
         assert "1 of 500 rows" in console.get("/controllers?state=old").body
         assert "Page 10 of 10" in console.get("/controllers?page=999999").body
         assert console.get("/controllers?page=-1&sort=nothing&state=x&q=%00").status == 200
-        assert "1 member of 501 expected ones do not answer" in console.get("/").body
+        assert "1 of 501 expected members does not answer" in console.get("/").body
         assert "499 members ok" in console.get("/topology").body
 
 

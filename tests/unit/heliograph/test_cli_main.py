@@ -12,10 +12,11 @@ import pkgutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from heliograph import commands, exits, main, options, output
+from heliograph import commands, exits, main, options, output, parsing
 from heliograph.terminal.console import PipeConsole
 from pubsub_api import errors
 
@@ -75,6 +76,26 @@ def test_the_help_of_a_command_teaches(command: str, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert f"examples:\n  heliograph {command}" in shown
     assert "exit codes:" in shown
+    usage = shown.partition("\n\n")[0].replace("\n", " ")
+    assert usage.index("[--verbose]") > usage.find("[--json]"), "what a command has of its own comes first"
+
+
+def test_the_help_of_every_verb_has_an_example_and_explains_every_argument() -> None:
+    whole = parsing.build_parser()
+    for parser in _parsers(whole):
+        if parser is not whole and parser.add_help:  # `bench` has its own
+            assert parser.prog in (parser.epilog or ""), parser.prog
+        assert max(map(len, (parser.description or "").splitlines()), default=0) <= 120, parser.prog
+        unexplained = [one.dest for one in parser._actions if one.help is None]
+        assert not set(unexplained) - {"command", "verb", "job"}, parser.prog
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for further in action.choices.values():
+                yield from _parsers(further)
 
 
 @pytest.mark.parametrize(
