@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -39,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:  # libraries were being imported
             output.note("heliograph: interrupted")
             return exits.INTERRUPTED
-        with _logging(args.log_level, args.log_format):
-            return _run(args)
+        return _run(args)
 
 
 def _prepare_streams() -> None:
@@ -55,7 +53,8 @@ def _prepare_streams() -> None:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code: int = args.run(args, output.Output(is_json=getattr(args, "json", False)))
+        with log_lines.written(args.log_format, args.log_level, getattr(args, "config_file", [])):
+            code: int = args.run(args, output.Output(is_json=getattr(args, "json", False)))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _failed(args, "interrupted", exits.INTERRUPTED)
@@ -117,18 +116,3 @@ def _signals() -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _logging(level: str, form: str) -> Iterator[None]:
-    root = logging.getLogger()
-    handler = logging.StreamHandler()
-    handler.setFormatter(log_lines.formatter(form))
-    previous = root.level
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(previous)

@@ -40,8 +40,11 @@ def add_command(
 def add_verbs(
     parser: argparse.ArgumentParser, verbs: Iterable[str], *, description: str, examples: str
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Add the parsers of a command's verbs; the caller adds arguments to each before it takes the next.  What a verb does
-    is said by its line in the description of the command, and its examples are those of the command that show it."""
+    """Add the parsers of a command's verbs; the caller adds arguments to each before it takes the next.
+
+    What a verb does is said by its line in the description of the command, and its examples are those of the command
+    that show it.
+    """
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in description.splitlines() if line.startswith("  ")}
     for name in verbs:
@@ -90,7 +93,7 @@ def add_trouble(parser: argparse.ArgumentParser, log_level: str = "warning") -> 
         "--log-format",
         choices=log_lines.FORMATS,
         default="text",
-        help="how: lines to read, or a JSON object per line (default: %(default)s)",
+        help="how: lines to read, a JSON object per line, or as the files tell oslo.log (default: %(default)s)",
     )
 
 

@@ -1,13 +1,18 @@
-"""How the command writes log lines on standard error: lines to read, or a JSON object per line for collectors."""
+"""How the command writes log lines: lines to read, or a JSON object per line for collectors, both on standard error, or
+where and how the options of oslo.log in the configuration say."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "oslo")
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
@@ -31,7 +36,45 @@ class JsonLines(logging.Formatter):
         return json.dumps({**told, **extra}, ensure_ascii=False, default=str)
 
 
-def formatter(name: str) -> logging.Formatter:
-    if name == "json":
-        return JsonLines()
-    return logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+@contextlib.contextmanager
+def written(form: str, level: str, config_files: Sequence[str]) -> Iterator[None]:
+    """Within it, what is logged is written.  With oslo.log its own options say from which level on.
+
+    Raises DriverDependencyMissing, InvalidConfig.
+    """
+    root = logging.getLogger()
+    handlers, previous, hook = root.handlers[:], root.level, sys.excepthook
+    try:
+        if form == "oslo":
+            _set_up_oslo_log(config_files)
+        else:
+            handler = logging.StreamHandler()
+            handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
+            root.addHandler(handler)
+            root.setLevel(level.upper())
+        yield
+    finally:
+        for further in set(root.handlers).difference(handlers):
+            further.close()
+        root.handlers[:] = handlers
+        root.setLevel(previous)
+        sys.excepthook = hook
+
+
+def _set_up_oslo_log(config_files: Sequence[str]) -> None:
+    from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
+
+    try:
+        from oslo_config import cfg
+        from oslo_log import log  # type: ignore[import-not-found,unused-ignore]  # of the extra "oslo"
+    except ImportError as error:
+        raise DriverDependencyMissing("--log-format oslo needs oslo.log: pip install 'heliograph[oslo]'") from error
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    try:
+        conf([], project="heliograph", default_config_files=list(config_files), default_config_dirs=[])
+        if not (conf.log_file or conf.log_dir or conf.use_journal):
+            conf.set_override("use_stderr", True)  # it would take standard output, which has the results
+        log.setup(conf, "heliograph")
+    except (cfg.Error, log.LogConfigError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidConfig(f"oslo.log cannot be set up: {error}") from error

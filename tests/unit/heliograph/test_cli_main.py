@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import pathlib
 import pkgutil
 import signal
 import subprocess
@@ -39,6 +40,50 @@ def test_log_lines_can_be_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert told["topic"] == "t"
     assert told["time"].endswith("Z")
     assert "no\nroute" in told["exception"]
+
+
+@pytest.fixture
+def logging_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: argparse.Namespace, out: object) -> int:
+        del args, out
+        logging.getLogger("pubsub_api.x").info("lost %d of %s", 3, "topic")
+        return exits.OK
+
+    monkeypatch.setattr("heliograph.commands.bus.cache.run", run)
+
+
+@pytest.mark.usefixtures("logging_cache")
+def test_oslo_log_writes_where_the_configuration_says(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("oslo_log")
+    words = ["cache", "--topics", "#", "--log-format", "oslo", "--config-file", str(tmp_path / "c.conf")]
+    file = tmp_path / "c.conf"
+    file.write_text(f"[DEFAULT]\nuse_json = true\nlog_file = {tmp_path / 'told'}\n[pubsub]\nhistory = 5\n")
+    assert main.main(words) == exits.OK
+    (line,) = (tmp_path / "told").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["name"], told["levelname"], told["message"]) == ("pubsub_api.x", "INFO", "lost 3 of topic")
+    file.write_text("[DEFAULT]\ndefault_log_levels = pubsub_api=WARNING\n")
+    assert main.main(words) == exits.OK
+    logging.getLogger("pubsub_api").setLevel(logging.NOTSET)
+    assert capsys.readouterr() == ("", "")
+    file.write_text("")
+    assert main.main(words) == exits.OK
+    out, err = capsys.readouterr()
+    assert not out, "standard output has results only"
+    assert "INFO pubsub_api.x [-] lost 3 of topic" in err
+    file.write_text(f"[DEFAULT]\nlog_config_append = {tmp_path / 'absent'}\n")
+    assert main.main(words) == exits.USAGE
+    assert capsys.readouterr().err.startswith("heliograph cache: oslo.log cannot be set up: ")
+
+
+def test_without_oslo_log_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "oslo_log", None)
+    assert main.main(["drivers", "--log-format", "oslo"]) == exits.ENVIRONMENT
+    assert "pip install 'heliograph[oslo]'" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

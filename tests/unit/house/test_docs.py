@@ -410,7 +410,7 @@ def test_configurations_can_be_used(block: Block, host: pathlib.Path) -> None:
     sections: dict[str, dict[str, list[str]]] = {}
     cfg.ConfigParser(str(file), sections).parse()
     for group, options in sections.items():
-        for name in options:
+        for name in options if group != "DEFAULT" else ():  # those of oslo.log
             find_option(f"[{'pubsub' if group == config.OLD_GROUP else group}] {name}")
     conf = config.new_conf([file])
     if nb_api.config.GROUP in sections:
@@ -424,5 +424,5 @@ def test_configurations_can_be_used(block: Block, host: pathlib.Path) -> None:
         durable_log.loading.build_log(conf=conf).close()
         return
     assert loading.build_driver(conf).capabilities
-    stated = sections.get("pubsub") or sections["df"]
+    stated = sections.get("pubsub") or sections.get("df") or {}
     assert conf.pubsub.pub_sub_driver == stated.get("pub_sub_driver", ["zmq"])[0]
