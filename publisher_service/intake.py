@@ -164,7 +164,8 @@ class Intake:
         except OSError as error:
             LOG.warning("A worker's connection cannot be accepted: %s. Trying again in a second.", error)
             self.counters.denied += 1
-            self._pause_accepting(_TURN_S)
+            self._accept_at = time.monotonic() + _TURN_S
+            self._stop_accepting()
             return
         sock.setblocking(False)
         peer = socket_file.credentials(sock)
@@ -256,10 +257,6 @@ class Intake:
             elif now - peer.since > self.limits.hello_timeout_s:
                 self.counters.greeting_timeouts += 1
                 self._close(peer)
-
-    def _pause_accepting(self, pause_s: float) -> None:
-        self._accept_at = time.monotonic() + pause_s
-        self._stop_accepting()
 
     def _stop_accepting(self) -> None:
         if self._is_accepting:

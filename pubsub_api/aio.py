@@ -17,7 +17,6 @@ import functools
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from types import TracebackType
 
 from oslo_config import cfg
 
@@ -29,6 +28,7 @@ from pubsub_api.core.sending.publisher import Predecessor
 from pubsub_api.errors import Closed
 from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.publishing.statistics import PublisherStatistics
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import ToldCondition, in_own_thread, outcome
 from pubsub_api.subscribing.group_aio import AsyncGroupMember
 from pubsub_api.subscribing.history import Mismatch
@@ -41,7 +41,7 @@ BATCHES_MAX = 64
 """Batches of events that wait for the loop before the dispatcher is held back."""
 
 
-class AsyncPublisher:
+class AsyncPublisher(AsyncCloseable):
     """`Publisher` for coroutines.  Sending does not wait and is a plain call."""
 
     def __init__(self, publisher: Publisher) -> None:
@@ -76,16 +76,8 @@ class AsyncPublisher:
     async def close(self) -> None:
         await asyncio.to_thread(self._publisher.close)
 
-    async def __aenter__(self) -> AsyncPublisher:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class AsyncSubscriber:
+class AsyncSubscriber(AsyncCloseable):
     """`Subscriber` for coroutines: iterate, or `get`, for events and resyncs in the order in which they happened.
 
     One reading task at a time, on any loop.  A task that is cancelled, or leaves its loop, leaves nothing out: who
@@ -177,16 +169,8 @@ class AsyncSubscriber:
             self._changed.notify_all()  # the dispatcher may be waiting for room; whatever it brings is dropped
         await outcome(in_own_thread(self.blocking.close, "heliograph-aio-close"))
 
-    async def __aenter__(self) -> AsyncSubscriber:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class AsyncSession:
+class AsyncSession(AsyncCloseable):
     """`Session` for coroutines.  Made by `open`; used inside a running event loop."""
 
     def __init__(self, session: blocking.Session) -> None:
@@ -225,14 +209,6 @@ class AsyncSession:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._session.close)
-
-    async def __aenter__(self) -> AsyncSession:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def open(

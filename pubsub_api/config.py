@@ -155,7 +155,7 @@ def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     return [(GROUP, PUBSUB_OPTIONS)]
 
 
-def new_conf(config_files: Iterable[str | os.PathLike[str]] = (), args: Sequence[str] = ()) -> cfg.ConfigOpts:
+def new_conf(config_files: Iterable[str | os.PathLike[str]] = ()) -> cfg.ConfigOpts:
     """A private ``conf`` with the ``[pubsub]`` group, read from the files given and from no others.
 
     Raises InvalidConfig when a file is missing, cannot be parsed or has a value out of bounds, UsageError when the
@@ -167,7 +167,7 @@ def new_conf(config_files: Iterable[str | os.PathLike[str]] = (), args: Sequence
     conf.register_opts(PUBSUB_OPTIONS, group=GROUP)
     files = [os.fspath(name) for name in config_files]
     try:
-        conf(list(args), project="heliograph", default_config_files=files, default_config_dirs=[])
+        conf([], project="heliograph", default_config_files=files, default_config_dirs=[])
     except UnicodeDecodeError as error:  # it does not say in which file
         raise InvalidConfig(f"the configuration cannot be used: {', '.join(files)}: not UTF-8: {error}") from error
     except (cfg.Error, OSError) as error:

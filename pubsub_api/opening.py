@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from oslo_config import cfg
 
@@ -36,12 +36,12 @@ class Surroundings:
     config_files: tuple[str, ...]
 
 
-def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
+def surroundings() -> Surroundings:
     """The environment of this process.  ``HELIOGRAPH_CONFIG`` has several files with ``:`` between; later ones win."""
-    named = [name for name in environment.get(CONFIG, "").split(os.pathsep) if name]
+    named = [name for name in os.environ.get(CONFIG, "").split(os.pathsep) if name]
     if not named and SYSTEM_FILE.is_file():
         named = [str(SYSTEM_FILE)]
-    db, bus, log = (environment.get(name) or None for name in (DB, BUS, LOG))
+    db, bus, log = (os.environ.get(name) or None for name in (DB, BUS, LOG))
     return Surroundings(db, bus, log, tuple(named))
 
 

@@ -14,8 +14,8 @@ _LOOKUP_S = 2.0
 """A resolver that does not answer says nothing, and the command must not wait for it."""
 
 
-def unresolved(addresses: Iterable[str], timeout_s: float = _LOOKUP_S) -> list[str]:
-    """The hosts in these addresses whose name cannot be resolved.  Blocks for at most ``timeout_s``."""
+def unresolved(addresses: Iterable[str]) -> list[str]:
+    """The hosts in these addresses whose name cannot be resolved.  Blocks for `_LOOKUP_S` at most."""
     hosts = sorted({found[0] for found in map(host_port, addresses) if found and not _is_number(found[0])})
     wrong: list[str] = []
 
@@ -31,7 +31,7 @@ def unresolved(addresses: Iterable[str], timeout_s: float = _LOOKUP_S) -> list[s
     thread = threading.Thread(target=look, name="heliograph-resolver", daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread to be had: then nothing is said
         thread.start()
-        thread.join(timeout_s)
+        thread.join(_LOOKUP_S)
     return list(wrong)
 
 

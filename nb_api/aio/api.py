@@ -15,6 +15,7 @@ from nb_api.api import NbApi, NbStatistics
 from nb_api.db_api import DbObject
 from nb_api.writing.transaction import Transaction
 from pubsub_api.core.headers import NO_HEADERS
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ CALLS_MAX = 8
 one commit among the writers of a moment, so a few are as good as many."""
 
 
-class AsyncNbApi:
+class AsyncNbApi(AsyncCloseable):
     """`NbApi` for coroutines, with its methods and errors; made by `AsyncNbApi.open`, or around one that is there.
 
     It belongs to no event loop: coroutines of any loop may use it, one after another or at once.  In a forked child it
@@ -129,14 +130,6 @@ class AsyncNbApi:
     def _close(self) -> None:
         self._nb.close()
         self._calls.close()
-
-    async def __aenter__(self) -> AsyncNbApi:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class AsyncTransaction:

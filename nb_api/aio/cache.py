@@ -12,7 +12,6 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TypeVar
 
 from nb_api.aio.api import AsyncNbApi
@@ -30,6 +29,7 @@ from nb_api.core.digests import TableDigest
 from nb_api.db_api import DbObject
 from nb_api.verifying.verification import Verification
 from pubsub_api.errors import UsageError
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import in_own_thread, outcome
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _PORTION = 100
 """Changes that a coroutine gets in a row; then other tasks of the loop have a turn."""
 
 
-class AsyncSubscription:
+class AsyncSubscription(AsyncCloseable):
     """`Subscription` for coroutines; made by `AsyncLocalCache.subscribe`.  Belongs to no event loop."""
 
     def __init__(self, subscription: Subscription) -> None:
@@ -101,16 +101,8 @@ class AsyncSubscription:
         """As `Subscription.close`."""
         await outcome(in_own_thread(self._subscription.close, _THREAD))
 
-    async def __aenter__(self) -> AsyncSubscription:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class AsyncLocalCache:
+class AsyncLocalCache(AsyncCloseable):
     """`LocalCache` for coroutines, with its methods and errors; changes come by iteration only.
 
     Reading does not wait and is a plain call.  What waits is a coroutine, and needs no thread while it waits.  Belongs
@@ -258,11 +250,3 @@ class AsyncLocalCache:
     async def close(self) -> None:
         """As `LocalCache.close`; iterations end, and what waits raises Closed.  Goes on when it is cancelled."""
         await outcome(in_own_thread(self._cache.close, _THREAD))
-
-    async def __aenter__(self) -> AsyncLocalCache:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -10,7 +10,6 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Generic
 
 from nb_api.aio.cache import AsyncLocalCache
@@ -38,6 +37,7 @@ from nb_api.core.changes import V_co
 from pubsub_api import tracing
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime import forking
+from pubsub_api.runtime.closing import AsyncCloseable
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class AsyncRequest(RequestBase[V_co], Generic[V_co], frozen=True):
 AsyncReconcile = Callable[[AsyncRequest[T]], Awaitable[RequeueAfter | None]]
 
 
-class AsyncController:
+class AsyncController(AsyncCloseable):
     """As `nb_api.Controller`, with ``workers`` runs at a time on the loop that runs now.
 
     ``cache`` may be one of its tables as instances of a class: `AsyncLocalCache.table`.
@@ -184,14 +184,6 @@ class AsyncController:
             await asyncio.wait(self._tasks, timeout=_CANCEL_S)
         while self._follower.thread.is_alive():  # the executor of the loop may be busy with something else
             await asyncio.sleep(_LOOK_S)
-
-    async def __aenter__(self) -> AsyncController:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._follower, self._loop, self._tasks))

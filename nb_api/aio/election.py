@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from types import TracebackType
 
 from nb_api.aio.api import AsyncNbApi
 from nb_api.coordination.election import Election, ElectionStatistics
 from pubsub_api.errors import Closed, WaitTimeout
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import ToldCondition, in_own_thread, outcome
 
 _THREAD = "heliograph-election-aio"
 
 
-class AsyncElection:
+class AsyncElection(AsyncCloseable):
     """`Election` for coroutines: a candidate from ``async with`` on, or from `start` to `close`.
 
     As there: ask `is_leader` right before what only the leader may do, and have stores refuse lower tokens, because a
@@ -78,8 +78,3 @@ class AsyncElection:
 
     async def __aenter__(self) -> AsyncElection:
         return self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from types import TracebackType
 
 from nb_api.aio.api import AsyncNbApi
 from nb_api.coordination.key_shards import KeyShards, KeyShardsStatistics
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import in_own_thread, outcome
 
 
-class AsyncKeyShards:
+class AsyncKeyShards(AsyncCloseable):
     """`KeyShards` for coroutines: it takes part from ``async with`` on, or from `start` to `close`.
 
     Belongs to no event loop.  One inherited by a forked child holds nothing.
@@ -44,8 +44,3 @@ class AsyncKeyShards:
 
     async def __aenter__(self) -> AsyncKeyShards:
         return self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nb_api.cache.index import Index
@@ -18,6 +17,7 @@ from nb_api.errors import ValueMismatch
 from nb_api.models.cached_table import CachedTable, TableChange
 from nb_api.models.table import Table, TransactionTable
 from pubsub_api.errors import UsageError
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AsyncTransactionTable(Generic[T]):
         self._table.add_put(key, value, read, topic=topic)
 
 
-class AsyncTableSubscription(Generic[T]):
+class AsyncTableSubscription(AsyncCloseable, Generic[T]):
     """`TableSubscription` for coroutines, made by `AsyncCachedTable.subscribe`.  Belongs to no event loop."""
 
     def __init__(self, subscription: AsyncSubscription, table: CachedTable[T]) -> None:
@@ -134,14 +134,6 @@ class AsyncTableSubscription(Generic[T]):
     async def close(self) -> None:
         """As `TableSubscription.close`."""
         await self.subscription.close()
-
-    async def __aenter__(self) -> AsyncTableSubscription[T]:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class AsyncCachedTable(CacheView[T]):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -113,9 +113,7 @@ class Registration(_Service):
     this address, as for drivers that bind to it, so another entry of the same name for it is an earlier incarnation.
     """
 
-    def __init__(
-        self, db: DbApi, publisher: Announced, *, owns_address: bool, clock: Callable[[], float] = lease_clock
-    ) -> None:
+    def __init__(self, db: DbApi, publisher: Announced, *, owns_address: bool) -> None:
         settings = read_discovery(db.conf)
         self._statistics = RegistrationStatistics()
         failures = Failures(
@@ -132,7 +130,6 @@ class Registration(_Service):
         self._db = db
         self._entry = DirectoryEntry(publisher.name, publisher.guid.hex(), publisher.address)
         self._owns_address = owns_address
-        self._clock = clock
         # Twice the interval: a look that is a little late still counts in full.
         self._collector = CollectorCore(lease_s=settings.lease_s, gap_max_s=2 * settings.renew_interval_s)
 
@@ -180,7 +177,7 @@ class Registration(_Service):
         return [one for one, entry in others if entry and (entry.name, normalise(entry.address)) == own]
 
     def _others(self, found: Iterable[DbObject]) -> list[DbObject]:
-        return self._collector.dead((one for one in found if one.key != self._entry.guid), self._clock())
+        return self._collector.dead((one for one in found if one.key != self._entry.guid), lease_clock())
 
     def _delete(self, dead: DbObject) -> None:
         try:
@@ -221,7 +218,6 @@ class Directory(_Service):
         subscriber: AddressListener,
         *,
         static: Sequence[str] = (),
-        clock: Callable[[], float] = lease_clock,
     ) -> None:
         settings = read_discovery(db.conf)
         # Not in step: many subscribers start together when the power comes back.
@@ -229,7 +225,6 @@ class Directory(_Service):
         super().__init__(PeriodicTask(self._work, failures, pause_s=dispersed(settings.refresh_interval_s)))
         self._db = db
         self._subscriber = subscriber
-        self._clock = clock
         self._core = DirectoryCore(
             static, grace_s=_GRACE_RENEWALS * settings.renew_interval_s, publishers_max=settings.publishers_max
         )
@@ -256,7 +251,7 @@ class Directory(_Service):
     def _work(self) -> None:
         with self._db.snapshot([TABLE]) as snapshot:
             found = list(snapshot)
-        update = self._core.update(found, self._clock())
+        update = self._core.update(found, lease_clock())
         for address in update.added:
             self._listen(address)
         for address in update.removed:

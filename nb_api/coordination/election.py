@@ -78,7 +78,6 @@ class Election(Closeable):
         lease_s: float | None = None,
         on_gain: OnGain | None = None,
         on_loss: OnLoss | None = None,
-        clock: Callable[[], float] = lease_clock,
     ) -> None:
         """``place``: where no other candidate can be at the same time, for example a file that is locked.  The lease of
         a candidate that was there before is taken over at once."""
@@ -88,7 +87,6 @@ class Election(Closeable):
         self._lease_s = checked_lease(db, lease_s)
         self._on_gain = on_gain
         self._on_loss = on_loss
-        self._clock = clock
         self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s, place=place)
         self._changed = threading.Condition()
         self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "callback_errors"), 0)
@@ -117,18 +115,18 @@ class Election(Closeable):
     def is_leader(self) -> bool:
         """Whether this candidate leads now.  Does not ask the database."""
         with self._changed:
-            return self._core.is_leader(self._clock())
+            return self._core.is_leader(lease_clock())
 
     def token(self) -> int | None:
         """The fencing token, None while it does not lead."""
         with self._changed:
-            return self._core.token(self._clock())
+            return self._core.token(lease_clock())
 
     def wait_leader(self, *, timeout_s: float) -> int:
         """Block until this candidate leads; returns the token.  Raises WaitTimeout and Closed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while (token := self._core.token(self._clock())) is None:
+            while (token := self._core.token(lease_clock())) is None:
                 if self._is_closed:
                     raise Closed("the election was closed")
                 remaining_s = deadline - time.monotonic()
@@ -139,7 +137,7 @@ class Election(Closeable):
 
     def statistics(self) -> ElectionStatistics:
         with self._changed:
-            is_leader, failures = self._core.is_leader(self._clock()), self._failures.count
+            is_leader, failures = self._core.is_leader(lease_clock()), self._failures.count
             return ElectionStatistics(is_leader, self._core.leader, failures=failures, **self._counters)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
@@ -152,7 +150,7 @@ class Election(Closeable):
             if not self._is_closed:
                 self._is_closed = True
                 self._core.resign()
-                self._deadline = self._clock() + timeout_s
+                self._deadline = lease_clock() + timeout_s
             self._changed.notify_all()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread() and not self._is_inherited:
@@ -169,10 +167,10 @@ class Election(Closeable):
     # -- the thread that talks to the database
 
     def _run_store(self) -> None:
-        while (call := wait_call(self._core, self._changed, self._clock, self._is_late)) is not None:
+        while (call := wait_call(self._core, self._changed, self._is_late)) is not None:
             answer = self._ask(call)
             with self._changed:
-                answer(self._clock())
+                answer(lease_clock())
                 self._changed.notify_all()
 
     def _is_late(self, now: float) -> bool:
@@ -183,7 +181,7 @@ class Election(Closeable):
         try:
             return self._look() if call.kind == "look" else self._write(call)
         except Closed:
-            self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
+            self._deadline = lease_clock()  # the database was closed before us; the lease ends by itself
             return self._core.failed
         except Exception as error:  # noqa: BLE001  counted and logged
             self._failures.note(error)
@@ -210,7 +208,7 @@ class Election(Closeable):
         told: int | None = None
         while True:
             with self._changed:
-                while (token := self._core.token(self._clock())) == told and not self._is_over():
+                while (token := self._core.token(lease_clock())) == told and not self._is_over():
                     self._changed.wait(self._patience_s())
                 is_over = self._is_over()
             if told is not None and token != told:
@@ -223,11 +221,11 @@ class Election(Closeable):
                 return
 
     def _is_over(self) -> bool:
-        return self._is_closed and self._core.lead_ends(self._clock()) is None
+        return self._is_closed and self._core.lead_ends(lease_clock()) is None
 
     def _patience_s(self) -> float | None:
         """Until the lease would end by itself."""
-        now = self._clock()
+        now = lease_clock()
         ends = self._core.lead_ends(now)
         return None if ends is None else ends - now
 

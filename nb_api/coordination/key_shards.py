@@ -89,7 +89,6 @@ class KeyShards(Closeable):
         count: int,
         holder: str,
         lease_s: float | None = None,
-        clock: Callable[[], float] = lease_clock,
     ) -> None:
         """``lease_s`` is ``[election] lease`` when it is not given.  Raises UsageError, InvalidObject for the name."""
         check_name(name, "name of key shards")
@@ -101,7 +100,6 @@ class KeyShards(Closeable):
         self._db = db
         self._name = name
         self._count = count
-        self._clock = clock
         self._core = KeyShardsCore(holder, os.urandom(16).hex(), count, self._lease_s)
         self._changed = threading.Condition()
         self._is_closed = self._is_inherited = False
@@ -133,7 +131,7 @@ class KeyShards(Closeable):
             if not self._is_closed:
                 self._is_closed = True
                 self._core.leave()
-                self._deadline = self._clock() + timeout_s
+                self._deadline = lease_clock() + timeout_s
             self._changed.notify_all()
         if self._thread.ident is not None and threading.current_thread() is not self._thread and not self._is_inherited:
             self._thread.join(timeout_s)
@@ -165,12 +163,12 @@ class KeyShards(Closeable):
         begin to work on the key now."""
         shard = self.shard_of(table, key)
         with self._changed:
-            return self._core.tokens().get(shard) if self._core.is_lasting(self._clock()) else None
+            return self._core.tokens().get(shard) if self._core.is_lasting(lease_clock()) else None
 
     def is_lasting(self) -> bool:
         """Whether the lease of this process lasts."""
         with self._changed:
-            return self._core.is_lasting(self._clock())
+            return self._core.is_lasting(lease_clock())
 
     def is_foreign(self, table: str, key: str) -> bool:
         """Another process holds the shard of this key, or shall have it, or nobody holds it yet."""
@@ -184,22 +182,22 @@ class KeyShards(Closeable):
         """None when no run may begin now.  The shard is not given up before `end_run` was called with the result."""
         shard = self.shard_of(table, key)
         with self._changed:
-            return self._core.begin_run(shard, self._clock())
+            return self._core.begin_run(shard, lease_clock())
 
     def is_held(self, run: ShardRun) -> bool:
         """No other process can work on the key of this run, nor can it before the lease is over."""
         with self._changed:
-            return self._core.is_held(run, self._clock())
+            return self._core.is_held(run, lease_clock())
 
     def is_ending(self, run: ShardRun) -> bool:
         """The run should come to an end: its shard is lost, or another process waits for it."""
         with self._changed:
-            return self._core.is_foreign(run.shard) or not self._core.is_held(run, self._clock())
+            return self._core.is_foreign(run.shard) or not self._core.is_held(run, lease_clock())
 
     def end_run(self, run: ShardRun) -> bool:
         """Whether the shard was held all the time since the run began."""
         with self._changed:
-            now = self._clock()
+            now = lease_clock()
             was_held = self._core.end_run(run, now)
             if self._deadline is not None:
                 self._deadline = max(self._deadline, now + CLOSE_TIMEOUT_S)
@@ -210,7 +208,7 @@ class KeyShards(Closeable):
     def statistics(self) -> KeyShardsStatistics:
         with self._changed:
             core = self._core
-            is_lasting = core.is_lasting(self._clock())
+            is_lasting = core.is_lasting(lease_clock())
             return KeyShardsStatistics(
                 self._count, core.held, core.share, core.members, is_lasting, core.is_deferring,
                 failures=self._failures.count, **dataclasses.asdict(core.counters),
@@ -219,10 +217,10 @@ class KeyShards(Closeable):
     # -- the thread
 
     def _run(self) -> None:
-        while (call := wait_call(self._core, self._changed, self._clock, self._is_late)) is not None:
+        while (call := wait_call(self._core, self._changed, self._is_late)) is not None:
             answer = self._ask(call)
             with self._changed:
-                answer(self._clock())
+                answer(lease_clock())
                 counters, held = dataclasses.replace(self._core.counters), self._core.held
             self._tell(counters, held)
 

@@ -51,10 +51,7 @@ class LeaseCore(Protocol[Call_co]):
 
 
 def wait_call(
-    core: LeaseCore[Call_co],
-    changed: threading.Condition,
-    clock: Callable[[], float],
-    is_late: Callable[[float], bool],
+    core: LeaseCore[Call_co], changed: threading.Condition, is_late: Callable[[float], bool]
 ) -> Call_co | None:
     """Block until there is something to call, None when there never will be again, or it ``is_late`` for it.
 
@@ -62,7 +59,7 @@ def wait_call(
     """
     with changed:
         while True:
-            now = clock()
+            now = lease_clock()
             if core.is_gone or is_late(now):
                 return None
             if (call := core.next_call(now)) is not None:

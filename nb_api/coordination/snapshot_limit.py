@@ -227,7 +227,10 @@ class _HeldSlot:
             return
         try:
             if self._writes.is_uncertain:
-                self._settle()
+                # A renewal was not answered: find out whether it was carried out. Raises what is in `REFUSED`.
+                found = self._db.get(TABLE, self._key)
+                if self._writes.settle(str(found.value), found.version) == "overtaken":
+                    raise VersionConflict(f"slot {self._key} was taken over")
             self._writes.begin(mark, self._tried_at)
             self._writes.done(write(self._writes.version))
         except REFUSED:
@@ -236,9 +239,3 @@ class _HeldSlot:
         except HeliographError as error:
             self._writes.unknown()
             LOG.info("Snapshot limit: slot %s could not be renewed or released: %s", self._key, error)
-
-    def _settle(self) -> None:
-        """A renewal was not answered: find out whether it was carried out.  Raises what is in `REFUSED`."""
-        found = self._db.get(TABLE, self._key)
-        if self._writes.settle(str(found.value), found.version) == "overtaken":
-            raise VersionConflict(f"slot {self._key} was taken over")

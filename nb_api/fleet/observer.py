@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -39,10 +39,9 @@ class FleetView(msgspec.Struct, frozen=True):
 class FleetObserver:
     """For one thread.  Reads and writes nothing else in ``db``, which is the caller's."""
 
-    def __init__(self, db: DbApi, *, behind_s: float = BEHIND_S, clock: Callable[[], float] = lease_clock) -> None:
+    def __init__(self, db: DbApi) -> None:
         self._db = db
-        self._clock = clock
-        self._judge = FleetJudge(own_release=release(), behind_s=behind_s)
+        self._judge = FleetJudge(own_release=release(), behind_s=BEHIND_S)
         self._began: float | None = None
         self._after: int | None = None
         self._left_out = 0
@@ -51,7 +50,7 @@ class FleetObserver:
         """Ask the database once.  Raises DbUnavailable, NotSupported, Closed."""
         found = self._db.reports()
         changes = self._read_back(found) if self._after is None else self._follow()
-        now = self._clock()
+        now = lease_clock()
         if self._began is None:
             self._began = now
         members = self._judge.observe(found, changes, now, time.time())

@@ -1,4 +1,4 @@
-"""``with`` for whatever has to be closed."""
+"""``with`` and ``async with`` for what has to be closed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 C = TypeVar("C", bound="Closeable")
+A = TypeVar("A", bound="AsyncCloseable")
 
 
 class Closeable(abc.ABC):
@@ -45,3 +46,19 @@ class Closeable(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class AsyncCloseable(abc.ABC):
+    """As `Closeable`, for ``async with``."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of everything.  Calling it again does nothing."""
+
+    async def __aenter__(self: A) -> A:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -15,22 +15,21 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import HeliographError, UsageError
+from pubsub_api.runtime.closing import AsyncCloseable
 from pubsub_api.runtime.loops import LoopCalls, in_own_thread, is_done_within, outcome
 from pubsub_api.subscribing.scheme import GroupMember, Unseen
 
 LOG = logging.getLogger(__name__)
 
-S = TypeVar("S", bound="AsyncGroupMember")
 
 _THREAD = "heliograph-group-aio"
 
 
-class AsyncGroupMember:
+class AsyncGroupMember(AsyncCloseable):
     """`GroupMember` for coroutines: iterate, or `get`.  Made by `pubsub_api.aio.AsyncSession.group`.
 
     Several coroutines may iterate at once; each event goes to one of them.
@@ -118,14 +117,6 @@ class AsyncGroupMember:
     def _close(self) -> None:
         self._member.close()
         self._calls.close()
-
-    async def __aenter__(self: S) -> S:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _close(events: Iterator[GroupEvent], *, is_seen: bool) -> None:

@@ -193,7 +193,8 @@ class FaultInjector:
         self._release(settings, now, out)
         for frame in frames:
             if settings.frozen:
-                self._freeze(frame)
+                if self._hold(frame, "frozen"):
+                    self._frozen.append(frame)
             else:
                 self._judge(settings, frame, now, out)
         return self._counted(out)
@@ -289,10 +290,6 @@ class FaultInjector:
         if self._hold(frame, "delayed"):
             self._order += 1
             heapq.heappush(self._delayed, (until, self._order, frame))
-
-    def _freeze(self, frame: bytes) -> None:
-        if self._hold(frame, "frozen"):
-            self._frozen.append(frame)
 
     def _hold(self, frame: bytes, why: str) -> bool:
         if self._held_bytes + len(frame) > self._held_bytes_max:

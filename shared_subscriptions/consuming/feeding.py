@@ -115,10 +115,6 @@ class Feeder:
     def _count(self, _error: Exception) -> None:
         self.log_errors += 1
 
-    def _note_trouble(self, error: LogCorrupt) -> None:
-        self.log_errors += 1
-        self._log_trouble("Shared subscription: a partition cannot be read now: %s", error)
-
     # -- the reader
 
     def _feed(self) -> None:
@@ -137,7 +133,8 @@ class Feeder:
             try:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
             except LogCorrupt as error:  # which stops this partition, and no other
-                self._note_trouble(error)
+                self.log_errors += 1
+                self._log_trouble("Shared subscription: a partition cannot be read now: %s", error)
                 (more if self._passes_over(loan, shard, error) else damaged).append(loan)
                 continue
             if is_at_end:

@@ -81,7 +81,10 @@ class Listening:
         except OSError as error:
             self.counters["socket_errors"] += 1
             LOG.debug("Groups: a member's connection could not be accepted: %s", error)
-            self._pause_accepting()
+            # The one who waits to be accepted makes the selector return at once, again and again.
+            if self._listener is not None and not self._accept_at:
+                self._selector.unregister(self._listener)
+                self._accept_at = time.monotonic() + _ACCEPT_PAUSE_S
             return
         if len(self._borrowers) >= _CONNECTIONS_MAX:
             self.counters["refused_connections"] += 1
@@ -93,12 +96,6 @@ class Listening:
         self._borrowers[connection] = {}
         self.strangers[connection] = time.monotonic()
         self._selector.register(end, selectors.EVENT_READ, connection)
-
-    def _pause_accepting(self) -> None:
-        """The one who waits to be accepted makes the selector return at once, again and again."""
-        if self._listener is not None and not self._accept_at:
-            self._selector.unregister(self._listener)
-            self._accept_at = time.monotonic() + _ACCEPT_PAUSE_S
 
     def look_after_strangers(self, now: float) -> None:
         for connection in [one for one, since in self.strangers.items() if now - since > _STRANGER_S]:

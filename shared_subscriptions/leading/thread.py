@@ -144,7 +144,10 @@ class LeaderThread:
         finally:
             for group in self._groups.values():
                 group.close()
-            self._drop_leases()
+            # Nothing is led any more.
+            with contextlib.suppress(LogError, Closed):
+                for lease in self._leases.values():
+                    self._log.put_records([(lease.name, None, lease.version)])
             self._release()
 
     def _release(self) -> None:
@@ -336,12 +339,6 @@ class LeaderThread:
         else:
             lease.written(version)
         return lease.is_lost
-
-    def _drop_leases(self) -> None:
-        """Nothing is led any more."""
-        with contextlib.suppress(LogError, Closed):
-            for lease in self._leases.values():
-                self._log.put_records([(lease.name, None, lease.version)])
 
     # -- for all groups at once
 

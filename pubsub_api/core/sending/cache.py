@@ -136,7 +136,8 @@ class FrameCache:
         while stream.events > settings.events_max and len(stream) > 1:
             self._evict(key, stream)
         if len(by_age) > 2 * self.frames + _SWEEP_SLACK:
-            self._sweep()
+            # Forget the arrival times of frames that left by depth, so that this list is bounded by what is kept.
+            self._by_age = deque(entry for entry in self._by_age if self._is_kept(entry[1], entry[2]))
         if self.bytes > settings.bytes_max or by_age[0][0] < now - settings.age_max_s:
             self.expire(now)
         return True
@@ -150,10 +151,6 @@ class FrameCache:
             stream = self._streams.get(key)
             while stream is not None and len(stream) and stream.firsts[stream.start] <= first:
                 self._evict(key, stream)
-
-    def _sweep(self) -> None:
-        """Forget the arrival times of frames that left by depth, so that this list is bounded by what is kept."""
-        self._by_age = deque(entry for entry in self._by_age if self._is_kept(entry[1], entry[2]))
 
     def _is_kept(self, key: StreamKey, first: int) -> bool:
         stream = self._streams.get(key)

@@ -182,7 +182,8 @@ class LinkCore:
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             if self._serial:
-                self._resume()
+                self.state = TRANSITIONS[self.state, LinkCause.RESUME]
+                self._send_poll(0.0)
             else:
                 self._open()
         if self._batch_at is not None and now >= self._batch_at:
@@ -270,10 +271,6 @@ class LinkCore:
             self._waiting = dict.fromkeys(self._wanted, True)
             self._make_batch()
         self._send_batch()
-
-    def _resume(self) -> None:
-        self.state = TRANSITIONS[self.state, LinkCause.RESUME]
-        self._send_poll(0.0)
 
     def _forget_session(self) -> None:
         self._session, self._serial = b"", 0
