@@ -26,7 +26,7 @@ HELD = 0.98
 
 @dataclasses.dataclass(frozen=True)
 class ChangeCase:
-    """A system, who uses it, and what is written."""
+    """A system, its users, and what is written."""
 
     name: str
     system: ChangeSystem

@@ -82,7 +82,7 @@ class ChangeWriter(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, database: str, bus: str) -> None:
-        """``bus`` is the URL of the bus, empty for who needs none."""
+        """``bus`` is the URL of the bus, empty for a system that needs none."""
 
     @property
     def addresses(self) -> list[str]:

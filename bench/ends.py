@@ -1,6 +1,6 @@
 """What a case consists of: a sender in one process, a receiver in another, and a sink that the receiver calls.
 
-Each raw case writes its loops out in full, as somebody who uses that library directly would, because a call per event
+Each raw case writes its loops out in full, as a program that uses that library directly would, because a call per event
 more or less is what is being measured.
 """
 

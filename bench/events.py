@@ -36,7 +36,7 @@ def topic(number: int = 0) -> str:
 
 
 class TunedEvent(msgspec.Struct, array_like=True):
-    """What somebody who tunes a raw sender would publish: the fields in order, without names."""
+    """What a tuned raw sender would publish: the fields in order, without names."""
 
     table: str
     key: str

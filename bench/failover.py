@@ -2,7 +2,7 @@
 
 Members run in processes of their own.  Events go on being appended, each with the time in its value, and every member
 writes down when it gets one.  A process is killed with SIGKILL; the time that counts is until an event of each of its
-streams has reached somebody else.
+streams has reached another member.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pubsub_api.config import GROUP
 
 
 def nb_conf(bus: str, *, workers: str = "", database: str = "") -> cfg.ConfigOpts:
-    """The configuration of who writes and follows on this bus, or serves its workers.
+    """The configuration of a process that writes or follows on this bus, or serves its workers.
 
     ``workers`` is the socket file of the publisher service; empty: each process publishes itself.
     """

@@ -1,9 +1,9 @@
 """PostgreSQL with LISTEN and NOTIFY, as one uses psycopg by hand, without Heliograph.
 
 The objects are in a table like Heliograph's.  A transaction of two statements makes or replaces an object and sends its
-new value with the notification, which the server passes on when it commits: what most programs do.  Who tunes it puts
-both into one statement, which needs no transaction around it.  Statements are prepared.  A follower keeps a dict of
-decoded values.  One that was away has missed what was told meanwhile.
+new value with the notification, which the server passes on when it commits: what most programs do.  A tuned program
+puts both into one statement, which needs no transaction around it.  Statements are prepared.  A follower keeps a dict
+of decoded values.  One that was away has missed what was told meanwhile.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ZenohSender(Sender):
     def __init__(self, _server: str, *, settings: dict[str, Any] | None = None) -> None:
         self.address = f"tcp/127.0.0.1:{free_port()}"
         self.session = open_session({"listen/endpoints": [self.address]} | (settings or {}))
-        # Declarations of a link arrive in order: who is answered here has its subscription in effect.
+        # Declarations of a link arrive in order: a subscriber that is answered here has its subscription in effect.
         self._ready = self.session.declare_queryable(READY_KEY, _answer)
         self._publishers: dict[str, Any] = {}
 

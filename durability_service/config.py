@@ -112,7 +112,7 @@ EXPIRY_ROUND_S = 5.0
 """Samples whose lifespan is over leave memory and disk within this time.  Readers do not get them from the moment on at
 which it is over."""
 PAGE_TIMEOUT_S = 4.0
-"""Who reads history turns to another service when a page of it has not come for this long: as a fellow that is gone."""
+"""A reader of history turns to another service when a page has not come for this long: as a fellow that is gone."""
 MISSING_RANGES_MAX = 1000
 """Ranges of events that the bus gave up and that publishers are asked for again, in case they were only cut off."""
 ASK_AGAIN_INTERVAL_S = 2.0

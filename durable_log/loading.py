@@ -45,7 +45,7 @@ def open_log(
         if must_exist and not log.exists():
             place = without_password(f"{log.url.scheme}://{log.url.netloc}{log.url.path}")
             raise LogNotFound(
-                f"there is no log at {place}, and who reads does not make one. If it was lost and its sealed segments "
+                f"there is no log at {place}, and reading does not make one. If it was lost and its sealed segments "
                 "are left, 'heliograph log repair' makes it anew from them"
             )
         log.initialize()

@@ -83,8 +83,8 @@ class DbApi(abc.ABC):
     """False: certificates in ``[db]`` are refused, because nothing would be encrypted with them."""
 
     with_outbox: bool = True
-    """False: changes made through this object count as published.  For who has no bus, where nobody would confirm.
-    Changes of Heliograph's own tables (`nb_api.core.own_tables`) count as published in any case."""
+    """False: changes made through this object count as published.  For a program without a bus, which would not confirm
+    them.  Changes of Heliograph's own tables (`nb_api.core.own_tables`) count as published in any case."""
 
     transaction_limit: ClassVar[int] = 10_000
     """How many writes one transaction of this kind of database can take, whatever is configured."""
@@ -115,7 +115,7 @@ class DbApi(abc.ABC):
         """Release every connection and end every `wait`, which returns False.  Idempotent, from any thread."""
 
     def release_idle(self) -> None:  # noqa: B027  a driver without connections has none to close
-        """Close connections that nobody has used for a while.  For who comes by now and then; never blocks for long."""
+        """Close connections that were not used for a while.  Called now and then; never blocks for long."""
 
     # -- objects
 

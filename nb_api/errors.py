@@ -125,7 +125,8 @@ class RevisionUnknown(RevisionGone):
 
 
 class SourceUnavailable(HeliographError):
-    """A resync source cannot give what was asked for now: nobody answers, a file is damaged, or it proves too little.
+    """A resync source cannot give what was asked for now: no process answers, a file is damaged, or it proves too
+    little.
 
     A local cache then reads the database instead.
     """

@@ -1,6 +1,7 @@
 """A database that was away when it was opened, and is made ready by the first call that reaches it.
 
-For who can do without it for a while: a controller that has another source of objects (`nb_api.cache.snapshot_source`).
+For programs that can do without it for a while: a controller that has another source of objects
+(`nb_api.cache.snapshot_source`).
 """
 
 from __future__ import annotations

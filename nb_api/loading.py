@@ -49,7 +49,7 @@ def check_exists(db: DbApi) -> None:
     """Raises DbNotFound when there is no such database, and DbUnavailable.  Makes nothing."""
     if not db.exists():
         place = without_password(f"{db.url.scheme}://{db.url.netloc}{db.url.path}")
-        raise DbNotFound(f"there is no database at {place}, and who reads does not make one")
+        raise DbNotFound(f"there is no database at {place}, and reading does not make one")
 
 
 def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with_outbox: bool = True) -> DbApi:

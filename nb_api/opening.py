@@ -33,7 +33,7 @@ def settle(
     if is_from_around:
         found = opening.surroundings()
         url, bus, log, config_files = found.db, found.bus, found.log, found.config_files
-    # One file instead of a list is refused by who reads them.
+    # One file instead of a list is refused where the files are read.
     files = config_files if isinstance(config_files, str | os.PathLike) else list(config_files or ())
     conf = opening.conf_of(bus=bus, log=log, config_files=files)
     if bus is not None:
@@ -59,7 +59,8 @@ def _unnamed(is_from_around: bool) -> str:
 
 
 def _publish(conf: cfg.ConfigOpts) -> None:
-    """Who names a bus wants to publish on it, and by itself: a publisher service is there when the site says so."""
+    """A program that names a bus wants to publish on it, and by itself: a publisher service is there when the site says
+    so."""
     conf.set_override("enable_df_pub_sub", True, group=GROUP)
     if opening.is_default(conf, "pub_sub_use_multiproc", GROUP):
         conf.set_override("pub_sub_use_multiproc", False, group=GROUP)

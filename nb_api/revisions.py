@@ -1,9 +1,9 @@
 """Revisions that say which history they belong to.
 
 A database that is restored from a backup gives its numbers again, to other changes.  A number alone then proves
-nothing: who has seen change 100 before the backup was put back finds a change 100 afterwards, too.  So where a driver
-chooses the revisions, each is a number that counts, and below it a *nonce*, bits by chance.  Whoever has seen a
-revision asks whether it is there: the change 100 of another history has other bits, and is another revision.
+nothing: a reader that saw change 100 before the backup was put back finds a change 100 afterwards, too.  So where a
+driver chooses the revisions, each is a number that counts, and below it a *nonce*, bits by chance.  A reader that has
+seen a revision asks whether it is there: the change 100 of another history has other bits, and is another revision.
 
 Drivers whose store counts by itself add the nonce below the store's number in the same way.  Redis needs none: no
 revision is given twice there (`heliograph_drivers.db.redis`).

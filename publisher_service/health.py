@@ -1,6 +1,6 @@
 """Where the service tells how it is: one JSON object per connection, on a socket file or over HTTP on loopback.
 
-Who asks gets an answer even when it says nothing: on the socket file the object is written at once.  HTTP is the
+A client gets an answer even when it sends nothing: on the socket file the object is written at once.  HTTP is the
 endpoint that every process can have (`pubsub_api.reporting`), with status 503 when the service is not well, as load
 balancers and probes expect.
 """

@@ -113,7 +113,7 @@ _decode_checkpoint = msgspec.msgpack.Decoder(JournalCheckpoint).decode
 
 
 class Journal(Closeable):
-    """The writing side.  One owner at a time, who holds the lock of the service; calls are serialised by the owner."""
+    """The writing side.  One owner at a time, which holds the lock of the service and serialises calls."""
 
     def __init__(self, path: pathlib.Path, *, bytes_max: int, workers_max: int = 10_000) -> None:
         self._paths = (path.with_name(path.name + ".0"), path.with_name(path.name + ".1"))

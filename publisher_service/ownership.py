@@ -61,7 +61,8 @@ class Ownership:
 
     @property
     def place(self) -> str:
-        """What nobody else can be at the same time, as long as this machine is up: the lock.  Empty when unknown."""
+        """The lock, which no other process can have at the same time as long as this machine is up.  Empty when
+        unknown."""
         try:
             boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:

@@ -48,7 +48,7 @@ class Sequencer:
         self._topics: set[str] = set()
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        """Guards what follows: who waits for refusals lets nobody return before they are known."""
+        """Guards what follows: no thread returns before the refusals that another one waits for are known."""
         self._has_new_topics = False
         self._not_permitted = 0
         """What of the publisher's refused events is in the counters already."""

@@ -78,8 +78,8 @@ _HOMES = {
     "SubscriberStatistics": "pubsub_api.subscribing.statistics",
     "open": "pubsub_api.session",
 }
-"""Where each name is.  Its module is imported when the name is first used: who needs the errors only, or a help text,
-does not wait for the rest."""
+"""Where each name is.  Its module is imported when the name is first used: a program that needs the errors only, or a
+help text, does not wait for the rest."""
 
 
 def __getattr__(name: str) -> Any:

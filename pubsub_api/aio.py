@@ -80,8 +80,8 @@ class AsyncPublisher(AsyncCloseable):
 class AsyncSubscriber(AsyncCloseable):
     """`Subscriber` for coroutines: iterate, or `get`, for events and resyncs in the order in which they happened.
 
-    One reading task at a time, on any loop.  A task that is cancelled, or leaves its loop, leaves nothing out: who
-    reads next gets what follows.
+    One reading task at a time, on any loop.  A task that is cancelled, or leaves its loop, leaves nothing out: the
+    next one that reads gets what follows.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A reliability cache that stands alone: it listens to publishers, keeps their frames and answers for them.
 
 Put one near subscribers, and repair does not travel to the publisher; let a constrained publisher run with
-``with_cache = false``, and the cache remembers in its place.  It never decodes an event, delivers to nobody and orders
+``with_cache = false``, and the cache remembers in its place.  It never decodes an event, delivers nothing and orders
 nothing: it keeps whatever reaches it.  What is not in its memory it may look up in a store, such as a durable log.
 """
 
@@ -139,7 +139,7 @@ class CacheNode(Closeable):
                 self._store(frame, now)
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """What has no envelope has no number, so nobody could ask for it."""
+        """What has no envelope has no number, by which it could be asked for."""
 
     def on_link(self, report: LinkReport) -> None:
         LOG.info("Cache %s: %s", self._name, report)
@@ -179,7 +179,7 @@ class CacheNode(Closeable):
             if query.wants:
                 return Found(frames=self._cache.want(query.wants))
             known = self._cache.known_heads(query.guid)
-        # Not under the lock: this looks at every stream, and what is received must not wait for who asks.
+        # Not under the lock: this looks at every stream, and what is received must not wait for a question.
         heads = select(known, query.topics)
         if not query.history:
             return Found(heads=heads)

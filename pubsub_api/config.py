@@ -29,7 +29,7 @@ LOG_URL = text("url", "sqlite:///var/lib/heliograph/log.db",
 """Named when a session is opened, for what is built on it; the bus itself has no log."""
 
 HMAC_KEY_BYTES_MIN = 16
-"""As long as a random number that nobody can try through."""
+"""As long as a random number of which not all can be tried."""
 
 BATCH_BYTES_MAX = 256 * KIB
 """Larger frames are not faster, and a lost one is a larger loss."""

@@ -80,7 +80,7 @@ class Connected:
     arrivals: str = dataclasses.field(default="", compare=False)
     """Where the address is shared: a value that is never the same again once a publisher has come there, connected for
     the first time or again, and could have published before this report.  Read after the filters were in effect, and
-    only told by a transport that delivers to whoever is connected, or disconnects it.  Empty: nobody can tell."""
+    only told by a transport that delivers to all that are connected, or disconnects them.  Empty: not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class SendRefused:
-    """The transport did not let this publisher send a frame, for lack of permission: nobody has got it, and nobody may.
+    """The transport did not let this publisher send a frame, for lack of permission: no subscriber has got it.
     Reported by drivers whose transport says so, perhaps after ``send`` returned; the publisher forgets the frame."""
 
     address: str
@@ -194,9 +194,9 @@ class PublisherApi(abc.ABC):
     def settle(self, *, timeout_s: float | None = None) -> None:  # noqa: B027  most transports say it while sending
         """Return when the transport has said of all that was sent before whether it refuses it.
 
-        For who must know: what was refused for lack of permission was reported as `SendRefused` by then.  Bounded, also
-        without a time.  Raises WaitTimeout, and TransportUnavailable when something else was refused or the link was
-        lost before all was said.  A driver whose transport refuses nothing later leaves this as it is.
+        For callers that must know: what was refused for lack of permission was reported as `SendRefused` by then.
+        Bounded, also without a time.  Raises WaitTimeout, and TransportUnavailable when something else was refused or
+        the link was lost before all was said.  A driver whose transport refuses nothing later leaves this as it is.
         """
 
     @abc.abstractmethod
@@ -206,8 +206,8 @@ class PublisherApi(abc.ABC):
     @property
     def handler_errors(self) -> int:
         """How often the query handler raised, which its contract forbids.  The driver logs it, counts it and goes on:
-        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no
-        queries leaves this as it is."""
+        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  A driver
+        without queries leaves this as it is."""
         return 0
 
     @property
@@ -216,7 +216,7 @@ class PublisherApi(abc.ABC):
         statistics.  Read from any thread, now and then, also after ``close``.
 
         The names are the driver's own, each is there from the start, and no number ever shrinks; a
-        `pubsub_api.driver_kit.counting.Tally` keeps such numbers.  Who drops nothing leaves this as it is.
+        `pubsub_api.driver_kit.counting.Tally` keeps such numbers.  An end that drops nothing leaves this as it is.
         """
         return {}
 
@@ -277,7 +277,7 @@ class SubscriberApi(abc.ABC):
         A driver that asks by scope asks those who answer in the scope that stands as the topic in the frame's header.
 
         Returns how many responders it was sent to, None when that is not known yet (`Asked` follows) or never will be.
-        Who knows the number need not wait for answers that will never come.
+        A caller that knows the number need not wait for answers that will never come.
 
         Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
         or TransportUnavailable when no link is up.
@@ -313,7 +313,7 @@ class PubSubApi(abc.ABC):
 
     @abc.abstractmethod
     def listen_addresses(self) -> list[str]:
-        """The addresses a subscriber listens to when nobody names others: from the configuration."""
+        """The addresses a subscriber listens to when it is given no others: from the configuration."""
 
     @abc.abstractmethod
     def get_publisher(self) -> PublisherApi:

@@ -76,10 +76,10 @@ class Session(Closeable):
     ) -> Publisher:
         """A new publisher.  ``name`` is the same after a restart; by default ``publisher_name``, or host and program.
 
-        ``guid`` is for who sends the same events, in the same order, again after a crash: under the same GUID they have
-        the same numbers, and whoever received them before drops them.  Everybody else leaves it out: a new one each
-        time. Raises AddressInUse on a bind-based driver whose address is taken, UsageError for a GUID of another
-        length.
+        ``guid`` is for a program that sends the same events, in the same order, again after a crash: under the same
+        GUID they have the same numbers, and subscribers that received them before drop them.  Others leave it out: a
+        new one each time. Raises AddressInUse on a bind-based driver whose address is taken, UsageError for a GUID of
+        another length.
         """
         self._check_open()
         if guid is not None and len(guid) != GUID_BYTES:
@@ -161,10 +161,10 @@ class Session(Closeable):
         addresses: Sequence[str] | None = None,
         past: int | str | History | None = None,
     ) -> Subscriber:
-        """A new subscriber for who stores or passes on what was sent: ``on_frames`` gets frames, undecoded.
+        """A new subscriber for programs that store or pass on what was sent: ``on_frames`` gets frames, undecoded.
 
         With ``takes_repeats`` it also gets frames that come again, or after a resync has said that they are lost: that
-        is for who keeps them, knows by their numbers what it has, and does not care for their order.  ``past`` is
+        is for a program that keeps them, knows by their numbers what it has, and needs no order.  ``past`` is
         ``"all"`` that publishers and caches have, or a number.  All else as for `subscriber`.
         """
         self._check_open()

@@ -269,7 +269,7 @@ def contexts_of(events: Iterable[Event]) -> list[SpanContext]:
 
 def _traced(event: Event, alone: Mapping[str, str]) -> Event:
     """The event with the context of the current span, which is ``alone`` for one without headers.  What is no event is
-    left to who refuses it."""
+    left to the code that refuses it."""
     if not alone or not isinstance(event, Event):
         return event
     headers = event.headers

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pubsub_api.spans import Spans
 
 active: Spans | None = None
-"""What makes spans; None when there are no traces.  Who could be traced looks here when it is made."""
+"""What makes spans; None when there are no traces.  An object that could be traced looks here when it is made."""
 
 
 def enable(tracer_provider: TracerProvider | None = None) -> None:

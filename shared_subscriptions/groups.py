@@ -58,7 +58,7 @@ def declare(
     check_name(name)
     check_filter(topic_filter)
     if mode == "queue" and lanes != 1:
-        raise UsageError("a queue has no lanes: it hands out events to whoever has room")
+        raise UsageError("a queue has no lanes: it hands out events to members that have room")
     if not 1 <= lanes <= LANES_MAX:
         raise UsageError(f"a group has 1 to {LANES_MAX} lanes, not {lanes}")
     lease = lease or LeaseSettings()

@@ -94,8 +94,8 @@ def letters(log: LogApi, group: str, first: int = 0) -> Iterator[DeadLetter]:
 def redrive(log: LogApi, group: str, *, until: int | None = None, is_dry: bool = False) -> Redriven:
     """Append the events of dead letters again: those before the offset ``until`` that were not redriven yet.
 
-    At most `LETTERS_MAX` at a time.  Whoever redrives the same letters at the same time, or again after a crash in the
-    middle, appends nothing twice.  Blocks while it reads the shard.  Raises GroupNotFound, LogError.
+    At most `LETTERS_MAX` at a time.  A process that redrives the same letters at the same time, or again after a crash
+    in the middle, appends nothing twice.  Blocks while it reads the shard.  Raises GroupNotFound, LogError.
     """
     declared = groups.get(log, group)
     own = FilterSet([declared.topic_filter])
@@ -140,7 +140,7 @@ def _remember(log: LogApi, group: str, now: RedriveRecord) -> None:
     name = Names(group).redriven
     while True:
         record = log.get_record(name)
-        if _decoded(record).until >= now.until:  # somebody else has redriven them, too
+        if _decoded(record).until >= now.until:  # another process has redriven them, too
             return
         try:
             log.put_records([(name, msgspec.msgpack.encode(now), 0 if record is None else record.version)])
@@ -172,7 +172,7 @@ def _events(stored: StoredFrame) -> list[Event]:
 
 
 def _letter(offset: int, letter: Event) -> DeadLetter:
-    """Whoever can append to the log can append what is no letter."""
+    """A program that can append to the log can append what is no letter."""
     told = letter.value if isinstance(letter.value, dict) else {}
     attempts, timestamp = told.get("attempts"), told.get("timestamp")
     event = Event(

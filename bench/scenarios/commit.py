@@ -2,7 +2,7 @@
 
 "sqlite alone" is the same driver with the same transactions, without an outbox and without a bus.  "sqlite3 by hand" is
 less than that: a program that puts the same two rows per object into tables like the driver's, an object with its
-version and a change for whoever polls, and that checks nothing, expects no second writer and has no driver around it.
+version and a change for pollers, and that checks nothing, expects no second writer and has no driver around it.
 Ours commits, has an outbox, publishes everything and notes what is published; the clock stops when the last change is
 confirmed.  The objects of a transaction belong to one tenant, that is, to one topic.
 """

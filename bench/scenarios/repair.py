@@ -136,7 +136,7 @@ def _resyncs(run: Run) -> int:
 
 
 def _dropped(run: Run) -> int:
-    """By whoever drops."""
+    """By what drops."""
     return int(run.publisher.get("dropped", 0) + run.subscriber.get("dropped", 0))
 
 

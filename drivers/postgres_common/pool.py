@@ -109,7 +109,7 @@ class PostgresConnection(psycopg.Connection[Row]):
         """
         try:
             return self._call_prepared(statement, parameters)
-        except psycopg.errors.InvalidSqlStatementName:  # somebody between us and the server has forgotten it
+        except psycopg.errors.InvalidSqlStatementName:  # a proxy between us and the server has forgotten it
             self._known_calls -= {statement.name}
         except psycopg.errors.FeatureNotSupported:  # what it calls was replaced by something that answers otherwise
             self._known_calls -= {statement.name}
@@ -118,7 +118,7 @@ class PostgresConnection(psycopg.Connection[Row]):
 
     def _call_prepared(self, statement: PreparedStatement, parameters: Sequence[bytes | None]) -> list[RawRow]:
         if statement.name not in self._known_calls:
-            # The name stands for the source, so one that is there is ours: somebody between us and the server has given
+            # The name stands for the source, so one that is there is ours: a proxy between us and the server has given
             # us a connection that another one of our clients had.
             with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
                 self.pgconn.send_prepare(statement.name, statement.source)

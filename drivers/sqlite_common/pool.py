@@ -122,9 +122,10 @@ class SqlitePool:
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises.
 
-        A file that was deleted or replaced lives on for who has it open, and nobody else sees what is written there.
-        So the connection leads to the file that the path led to when this call had begun.  Who replaces it later comes
-        after ``work``, as if that had been done a moment sooner: once is enough, and it takes its time.
+        A file that was deleted or replaced lives on for connections that have it open, and no other sees what is
+        written there.  So the connection leads to the file that the path led to when this call had begun.  A process
+        that replaces it later comes after ``work``, as if that had been done a moment sooner: once is enough, and it
+        takes its time.
 
         The same holds for the write-ahead log, which SQLite does not remove while it is open.  What it knows of one is
         shared by the connections of a process: all are closed before a new one is opened.

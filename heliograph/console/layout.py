@@ -1,4 +1,4 @@
-"""The frame around every page: headings, the ways to other pages, and who told the numbers."""
+"""The frame around every page: headings, the ways to other pages, and the source of the numbers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ConsolePage(NamedTuple):
     parts: Mapping[str, Markup]
     """What changes, by the id of its section."""
     form: Markup = text("")
-    """What does not: nobody's typing is overwritten."""
+    """What does not: a form keeps what a user has typed."""
     is_live: bool = True
 
 
 def told(sample: SourceSample[Any]) -> Markup:
-    """Who has told the numbers beside it, and how long ago."""
+    """The source of the numbers beside it, and their age."""
     if sample.value is None:
         return tag("p", f"{sample.told_by}: nothing was told yet", class_="told")
     age = joined((f"{sample.told_by}, ", seconds(sample.age_s), " ago"))
@@ -58,7 +58,7 @@ def told(sample: SourceSample[Any]) -> Markup:
 
 
 def absent(name: str, sample: SourceSample[Any]) -> Markup | None:
-    """What stands in the place of numbers that nobody has told; None when there are some."""
+    """What stands in the place of numbers when there are none; None when there are some."""
     if sample.value is not None:
         return None
     step = NEXT_STEPS[name]

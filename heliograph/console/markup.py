@@ -62,7 +62,7 @@ def command(words: str) -> Markup:
 
 
 UNKNOWN = tag("span", "unknown", class_="unknown")
-"""What nobody has told.  It is never shown as 0."""
+"""A number that is not known.  It is never shown as 0."""
 
 
 def known(value: Child) -> Markup:
@@ -86,5 +86,5 @@ LEVELS = {"ok": "good", "old": "warning", "incomplete": "warning", "refusing": "
 
 
 def state(name: str) -> Markup:
-    """A state as a word with a colour.  The word says it all: nobody has to see the colour."""
+    """A state as a word with a colour.  The word says it all, without the colour."""
     return tag("span", name, class_=f"state {LEVELS.get(name, 'bad')}")

@@ -115,7 +115,7 @@ def _fleet_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
 
 
 def attendance(expected: int | None, members: Sequence[FleetMember]) -> tuple[int, int, int]:
-    """Expected, answered, missing.  Who is known is expected; who is silent does not answer."""
+    """Expected, answered, missing.  Known members are expected; silent ones do not answer."""
     answered = sum("silent" not in one.states for one in members)
     wanted = len(members) if expected is None else expected
     return wanted, answered, max(0, wanted - answered)

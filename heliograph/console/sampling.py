@@ -34,7 +34,7 @@ class SourceSample(Generic[T]):
     problem: str = ""
     """Why the newest question was not answered; empty when it was."""
     is_asked: bool = True
-    """False: nobody has said where to ask."""
+    """False: no address to ask is configured."""
     is_expected: bool = True
     """It is a problem when it does not answer, also when it never has."""
 
@@ -119,7 +119,7 @@ class Sampler(Closeable):
             self._changed.wait_for(lambda: self._is_closed, timeout_s)
 
     def close(self) -> None:
-        """Ends who waits.  A question that is under way is not waited for.  Idempotent."""
+        """Ends every wait.  A question that is under way is not waited for.  Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

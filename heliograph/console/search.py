@@ -92,7 +92,7 @@ def has_passed(copy: CopyReport, table_name: str, topic: str | None, version: in
         return None
     try:
         return passed if topic is None or FilterSet(copy.topics).match(topic) else None
-    except InvalidTopic:  # whoever can write to the database can write a report
+    except InvalidTopic:  # any program that can write to the database can write a report
         return "not known"
 
 

@@ -175,7 +175,7 @@ class ConsoleServer(Closeable):
         if request.method == "POST" and self._actions is not None and request.path == "/action":
             answer = self._actions.answer(request, asker)
             with self._lock:
-                self._kept = {}  # who acted sees at once what was done
+                self._kept = {}  # the next page shows at once what was done
             return answer
         if request.method not in ("GET", "HEAD"):
             return READ_ONLY

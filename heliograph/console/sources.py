@@ -262,7 +262,7 @@ class ConsoleSources(Closeable):
             interval_s=5.0, is_expected=False,
         )  # fmt: skip
         self.tails: TailRegistry | None = None
-        """None: nobody may look at events."""
+        """None: looking at events is not allowed."""
         if args.tail is not None:
             self.tails = self._stack.enter_context(TailRegistry(session.get, shows_values=args.tail == "values"))
         conf = databases.read_service_conf(args)

@@ -78,7 +78,7 @@ def _group_row(view: GroupView, found: LogView) -> RowView:
             cell(f"{view.wish}, drained" if view.is_drained else view.wish),
             cell(view.lag, lag_text(view)),
             Cell("none" if oldest is None else seconds(oldest), oldest or 0.0),
-            # Who leads knows the members; without a leader nobody does.
+            # Only a leader knows the members.
             cell(len(status.members) if status is not None and view.leader else None),
             cell(sum(one.redelivered for one in view.streams)),
             cell(found.dead_letters.get(view.name, 0)),

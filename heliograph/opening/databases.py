@@ -57,8 +57,8 @@ def open_nb(
 ) -> NbApi:
     """``cache_options`` are options of ``[local_cache]`` that the command line has.
 
-    ``must_exist`` is for who reads.  Raises InvalidConfig, DbNotFound, DbUnavailable, and what loading a driver may
-    raise.
+    ``must_exist`` is for commands that only read.  Raises InvalidConfig, DbNotFound, DbUnavailable, and what loading a
+    driver may raise.
     """
     from nb_api import NbApi, notify_config
     from nb_api.errors import DbNotFound, DbUnavailable

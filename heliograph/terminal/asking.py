@@ -11,7 +11,7 @@ from heliograph.output import Output, note, printable
 def may_go_on(args: argparse.Namespace, output: Output, what: str) -> bool:
     """Whether to do ``what``, which begins with a verb.  ``--yes`` says so; with ``--dry-run`` it is only told.
 
-    Without a terminal nobody can be asked.  Raises UsageError then.
+    Raises UsageError without a terminal.
     """
     if args.dry_run:
         output.result({"dry_run": True, "would": what}, f"would {what}")

@@ -73,7 +73,7 @@ def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _make_bar() -> RichProgress:
-    """Imported here: where there is no terminal, nobody waits for the library."""
+    """Imported here: where there is no terminal, the library is not needed."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -70,7 +70,7 @@ class CacheFollower:
             is_closed = self._work.is_stopping
             self._work.stop()
             if not is_closed and (given_up := self._work.permits.give_up()):
-                # Otherwise nobody would work on these keys, in no process.
+                # Otherwise no process would work on these keys.
                 LOG.warning("Controller %s ends by itself, and gives up %s.", self._name, given_up)
 
     def _follow_all(self) -> None:

@@ -59,7 +59,7 @@ class RunPermits:
         return True
 
     def begin(self, key: Key) -> RunPermit | None:  # noqa: ARG002
-        """None when no run of this key may begin now.  Whoever begins one calls `end`."""
+        """None when no run of this key may begin now.  The caller calls `end` after it."""
         return _ALWAYS
 
     def end(self, permit: RunPermit) -> bool:

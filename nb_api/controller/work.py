@@ -200,10 +200,10 @@ class Work:
         """In a word."""
         return "inherited" if self.is_inherited else "closed" if self.is_stopping else "open"
 
-    # -- for who does it
+    # -- for the threads that work
 
     def pick(self) -> Taken | None:
-        """A key to work on now.  Whoever picks one calls `succeed` or `fail` after it."""
+        """A key to work on now.  The caller calls `succeed` or `fail` after it."""
         now = self.now()
         if not self.is_active:
             return None
@@ -248,9 +248,9 @@ class Work:
     def request(self, taken: Taken) -> Request | None:
         """What the copy has, read after the key was picked: a change that comes later causes another run.
 
-        None when the object is absent and who follows the copy may not have told its end yet: the key was put back, and
-        the run must not begin.  Raises Closed, when the cache is closed, and GiveUp for an object that does not fit the
-        class of its table.
+        None when the object is absent and the follower of the copy may not have told its end yet: the key was put back,
+        and the run must not begin.  Raises Closed, when the cache is closed, and GiveUp for an object that does not fit
+        the class of its table.
         """
         key, end = taken.key, None
         try:
@@ -395,7 +395,7 @@ class Work:
 
     @property
     def is_settled(self) -> bool:
-        """Who waits for it to be idle need not wait any more: it is, or it ends."""
+        """Whether a wait for idleness is over: it is idle, or it ends."""
         with self.lock:
             if self.is_stopping:
                 return True

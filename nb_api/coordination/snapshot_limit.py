@@ -66,7 +66,7 @@ class SnapshotLimitCounters:
 class ProcessTurns:
     """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one.
 
-    Who takes one need not wait here: a hundred caches that wait for their turn shall not need a hundred threads.
+    Taking one does not block: a hundred caches that wait for their turn need no hundred threads.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
-"""The directory of publishers: what an entry is, who is listened to, and who is taken for dead.  No I/O, no clock.
+"""The directory of publishers: what an entry is, which publishers are listened to, and which are taken for dead.  No
+I/O, no clock.
 
 An entry is an object of the table `TABLE` whose key is the publisher's GUID.  Subscribers do not judge leases: they
 listen to what is there, and go on listening for a while to what is gone.  Only a *collector* judges, by progress that
-it observes, and it acts by compare-and-set.  So a database that takes no writes evicts nobody, and a live publisher
-that was evicted by mistake has put its entry back before a subscriber has stopped listening to it.
+it observes, and it acts by compare-and-set.  So a database that takes no writes evicts no publisher, and a live
+publisher that was evicted by mistake has put its entry back before a subscriber has stopped listening to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One candidate in an election: what to ask of the database next, and whether it leads.  No I/O, no clock.
 
-The lease is one object.  Its value names who put it there and with which attempt; its version rises with every renewal.
-Everything is decided by compare-and-set on that version.
+The lease is one object.  Its value names the candidate that put it there, and with which attempt; its version rises
+with every renewal.  Everything is decided by compare-and-set on that version.
 
 =========  ==============================================  ============================================================
 state      what it does                                    what leads to another state

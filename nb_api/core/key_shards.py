@@ -14,8 +14,8 @@ compare-and-set.
   lease, so that processes whose leases differ judge each other by the longer one.
 - A claim is written by the process that it names, and by another one only when the sign of life that it names is gone.
 
-So while a lease lasts, nobody else can have taken a claim that goes with it.  A lease that was over and is renewed
-after all, because nobody had ended it, has lost nothing.
+So while a lease lasts, no other process can have taken a claim that goes with it.  A lease that was over and is renewed
+after all, because no process had ended it, has lost nothing.
 
 A process holds its share of the shards: all processes that see the same records compute the same shares.  One that has
 more begins no run in some of them, and gives up the claim of each when its last run there has ended.
@@ -180,7 +180,7 @@ class KeyShardsCore:
     # -- runs
 
     def begin_run(self, shard: int, now: float) -> ShardRun | None:
-        """None when no run may begin there now.  Whoever begins one calls `end_run`."""
+        """None when no run may begin there now.  The caller calls `end_run` after it."""
         if not self.is_lasting(now) or self.is_foreign(shard):
             return None
         self._runs[shard] += 1

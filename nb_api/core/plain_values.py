@@ -1,6 +1,6 @@
 """Copies of values: plain data as msgpack gives it, without cycles.  Does no I/O.
 
-Whoever reads an object gets a value of its own.  What one reader changes is then changed for nobody else.  A frozen
+Each reader of an object gets a value of its own.  What one reader changes is not changed for others.  A frozen
 view would cost less, but it is no dict: programs encode, merge and compare values.
 """
 

@@ -106,8 +106,8 @@ def plan_write(
 ) -> Written:
     """What a write that is not refused does to an object of that version and topic, or to a tombstone or to nothing.
 
-    ``is_equal``: the object has the value of the write.  Who carries the plan out replaces the version by the revision,
-    unless nothing is to be written.
+    ``is_equal``: the object has the value of the write.  The driver that carries the plan out replaces the version by
+    the revision, unless nothing is to be written.
     """
     topic = write.topic if write.topic is not None else old_topic or ""
     if write.action == "delete":

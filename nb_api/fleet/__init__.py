@@ -1,4 +1,4 @@
-"""The fleet: processes tell in the database how they are, and an observer sees who is behind, deaf, silent or old.
+"""The fleet: processes tell in the database how they are, and an observer sees which are behind, deaf, silent or old.
 
     from nb_api import fleet
 

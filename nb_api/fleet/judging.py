@@ -1,4 +1,4 @@
-"""Who in the fleet is silent, deaf, behind or old.  No I/O, no clock.
+"""Which members of the fleet are silent, deaf, behind or old.  No I/O, no clock.
 
 No member's clock is believed.  That a member lives is seen by its reports, which change; how long they have been the
 same is counted on the observer's clock.  A copy is *behind* when a change was in the database before the report was
@@ -112,7 +112,7 @@ class _Selection:
 
 
 class FleetJudge:
-    """Not thread-safe.  ``own_release`` is the observer's: who is older than that is old."""
+    """Not thread-safe.  ``own_release`` is the observer's: a member with an older one is old."""
 
     def __init__(self, *, own_release: str = "", behind_s: float = BEHIND_S) -> None:
         self._own_release = own_release
@@ -162,7 +162,7 @@ class FleetJudge:
                 if not copy.is_cut and key not in wanted:
                     try:
                         wanted[key] = self._selections.get(key) or _Selection(copy)
-                    except InvalidTopic:  # not of our making: whoever can write to the database can write a report
+                    except InvalidTopic:  # not of our making: any program that can write to the database can write one
                         continue
         self._selections = wanted
         compared = changes[-max(1, _MATCHES_MAX // max(1, len(wanted))) :]

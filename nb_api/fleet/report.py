@@ -24,14 +24,14 @@ FORMAT = 1
 COPIES_MAX = 8
 """That are told one by one."""
 FILTERS_MAX = 32
-"""Tables and topics of a copy that are told; of a copy of more, nobody can say from outside whether it is behind."""
+"""Tables and topics of a copy that are told; of a copy of more, an observer cannot say whether it is behind."""
 PROBLEMS_MAX = 5
 _TEXT_MAX = 200
 NAME_CHARACTERS_MAX = 200
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.05, 3600.0
 _RESYNCS_MAX = 30
 
-# Whoever can write to the database can write a report: numbers that others reckon with are bounded.
+# Any program that can write to the database can write a report: numbers that others reckon with are bounded.
 _Revision = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 _Interval = Annotated[float, msgspec.Meta(ge=INTERVAL_S_MIN, le=INTERVAL_S_MAX)]

@@ -48,7 +48,7 @@ INTERVAL_S = 1.0
 REPORTS_PER_S = 200
 """What all members together tell: when there are more of them, each tells less often."""
 _CLEAN_INTERVAL_S = 3600.0
-"""How often a member looks for reports that nobody renews, while there are few members."""
+"""How often a member looks for reports that are not renewed, while there are few members."""
 _CLEAN_MEMBERS = 500
 """With more of them each looks less often, so that all together look as often."""
 _KEPT_S = DAY_S
@@ -69,7 +69,7 @@ class FleetReporterStatistics:
     clashes: int = 0
     """How often another process was found to use the same name."""
     forgotten: int = 0
-    """Reports of others that were deleted because nobody had renewed them for a day."""
+    """Reports of others that were deleted because they had not been renewed for a day."""
 
 
 class FleetReporter(Closeable):

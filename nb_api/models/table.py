@@ -170,7 +170,7 @@ class TransactionTable(Generic[T]):
 
 
 class DeclaredTables:
-    """The classes that an `NbApi` knows: whoever writes to their tables is checked."""
+    """The classes that an `NbApi` knows: writes to their tables are checked."""
 
     def __init__(self) -> None:
         self.mismatches = Mismatches()

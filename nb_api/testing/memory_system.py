@@ -101,7 +101,7 @@ class MemorySystem(Closeable):
                 conf.set_override(option, value, group=group)
         return conf
 
-    # -- who takes part
+    # -- members
 
     def writer(self, name: str = "writer") -> NbApi:
         """What an API worker has: writes go into the database, and are told on the bus."""

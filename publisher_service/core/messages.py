@@ -67,11 +67,11 @@ class WorkerHello(msgspec.Struct, array_like=True, tag=1):
 
 class Welcome(msgspec.Struct, array_like=True, tag=2):
     taken: int
-    """The last batch taken from this worker, 0 when there was none or nobody remembers."""
+    """The last batch taken from this worker, 0 when there was none or it is not known any more."""
     guid: bytes
     event_bytes_max: int
     refused: int | None = None
-    """Events of all batches taken that could not be published, because of ``reason``.  None when nobody knows."""
+    """Events of all batches taken that could not be published, because of ``reason``.  None when it is not known."""
     reason: str = ""
 
 

@@ -1,4 +1,4 @@
-"""The service's side of the workers' protocol: who the workers are, which batches are new, what is answered.
+"""The service's side of the workers' protocol: which workers there are, which batches are new, what is answered.
 
 Sans-IO.  The owner feeds each connection what it reads, publishes the batches it gets back, and then asks every
 connection for its acknowledgement.

@@ -1,7 +1,7 @@
 """Publishing what others wrote into the database without a bus: from controller to controller, through the database.
 
 The feed has every change in commit order.  Those of the watched tables are published here, of all writers.  How far
-it came is noted in the database now and then, so that the next one who watches goes on from there; what was published
+it came is noted in the database now and then, so that the next watcher goes on from there; what was published
 after the last note is published again then, and recognised by its version.
 
 What could not be told is noted, too: a change that cannot be published, and changes that were gone before they were

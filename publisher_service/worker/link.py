@@ -1,8 +1,8 @@
 """A worker process's connection to the publisher service, and the one thread that looks after it.
 
-Whoever has something to send writes it to the socket, which never blocks, and reads what the service has acknowledged
+A thread that has something to send writes it to the socket, which never blocks, and reads what was acknowledged
 meanwhile: a lone event needs no other thread.  The thread connects, connects again, and writes what the others could
-not: the end of a flood, and what did not fit the socket's buffer.  It reads while somebody waits for an acknowledgement
+not: the end of a flood, and what did not fit the socket's buffer.  It reads while a thread waits for an acknowledgement
 or events do, and otherwise once a second, so that nothing the service says stays unread.
 
 All methods but `start` and the thread's own are called with the owner's lock held.
@@ -48,7 +48,7 @@ class WorkerLink:
         has_waiters: Callable[[], bool],
         backoff: Backoff,
     ) -> None:
-        """``has_waiters`` tells whether somebody waits for progress.  Raises LimitReached."""
+        """``has_waiters`` tells whether a thread waits for progress.  Raises LimitReached."""
         self._path = path
         self._core = core
         self._lock = lock
@@ -102,7 +102,7 @@ class WorkerLink:
             self._waker.wake()
 
     def read(self) -> None:
-        """Take what the service has said so far, and write what that has made due: nobody else would notice."""
+        """Take what the service has said so far, and write what that has made due: no other thread would notice."""
         sock = self._sock
         if sock is None:
             return

@@ -13,7 +13,7 @@ class Durability(enum.IntEnum):
     TRANSIENT_LOCAL = 1
     """As long as its publisher lives, by the publisher itself."""
     TRANSIENT = 2
-    """As long as somebody who keeps history lives."""
+    """As long as a service that keeps history lives."""
     PERSISTENT = 3
     """On disk: when everything was down, too."""
 
@@ -23,6 +23,7 @@ class HistoryOutcome(enum.Enum):
 
     COMPLETE = "complete"
     TIMED_OUT = "timed out"
-    """Somebody keeps history, and nobody's is complete yet, or reading it took too long.  Waiting again is fine."""
+    """There are services that keep history, and none is complete yet, or reading took too long.  Waiting again is
+    fine."""
     NO_SERVICE = "no service"
-    """Nobody who keeps history answered."""
+    """No service that keeps history answered."""

@@ -1,7 +1,7 @@
 """The frame: the bytes that drivers move, caches keep and logs store.
 
 A frame is one msgpack array of twelve elements, so that any msgpack library reads it.  The elements before the topic
-are always written in the same widths, so that they stand at constant offsets: whoever only routes, checks or stores
+are always written in the same widths, so that they stand at constant offsets: code that only routes, checks or stores
 a frame reads the header with one ``struct`` call and never touches the events.
 
 ====== ======================== =========================================================================
@@ -47,7 +47,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC, TOPIC_BYTES_MAX, check_topic
 WIRE_VERSION = 1
 GUID_BYTES = 16
 GUID_AT = slice(9, 9 + GUID_BYTES)
-"""Where the GUID stands in a frame, for those who only count senders."""
+"""Where the GUID stands in a frame, for code that only counts senders."""
 SEQUENCE_MAX = 2**63 - 1
 FRAME_OVERHEAD_BYTES_MAX = 60 + TOPIC_BYTES_MAX + 34
 
@@ -83,7 +83,7 @@ class Header(NamedTuple):
     guid: bytes
     first: int
     after: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs of a header
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which is not needed of a header
     timestamp: int
     topic: str
     body_start: int
@@ -136,7 +136,7 @@ def is_of_kind(frame: bytes, kind: Kind) -> bool:
 
 
 def name_of(frame: bytes) -> bytes:
-    """The topic or scope that a frame states, for those who only look whether it came in the right place."""
+    """The topic or scope that a frame states, for code that only looks whether it came in the right place."""
     return frame[_FIXED_BYTES : _FIXED_BYTES + int.from_bytes(frame[_FIXED_BYTES - 2 : _FIXED_BYTES], "big")]
 
 
@@ -227,7 +227,7 @@ class DataPacker:
         return b"".join(parts)
 
     def pack_one(self, topic: bytes, event: bytes, first: int, after: int, timestamp: int) -> bytes:
-        """The same frame for one event, with less ado: nobody else waits with it."""
+        """The same frame for one event, with less work: no other event waits with it."""
         if self._key:
             return self.pack(topic, (event,), first=first, after=after, timestamp=timestamp)
         numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, 1, _UINT64, timestamp)
@@ -312,8 +312,8 @@ def body(frame: bytes, header: Header) -> memoryview:
 def check_count(frame: bytes, header: Header) -> None:
     """Raises MalformedFrame unless the body of a DATA frame begins as an array of as many events as the header states.
 
-    Who gives numbers to events by the header alone, before they are decoded, calls this first: a count that is too high
-    would take the numbers of events that are still to come.
+    Code that gives numbers to events by the header alone, before they are decoded, calls this first: a count that is
+    too high would take the numbers of events that are still to come.
     """
     at, size = header.body_start, header.body_end - header.body_start
     mark = frame[at]

@@ -1,7 +1,8 @@
 """Bodies of all frames but DATA: what the parts of Heliograph say to each other.
 
 Each is a msgpack map with named fields, decoded into a typed struct; a field this version does not know is ignored.
-What a struct's ``__post_init__`` refuses never gets out of `decode`: whoever holds a message need not check it again.
+What a struct's ``__post_init__`` refuses never gets out of `decode`: a message that is decoded need not be checked
+again.
 
 A message too large for one frame is sent in several, each with its number from 0 in ``part``; the last one states in
 ``parts`` how many there are, so that the receiver sees whether one was lost.
@@ -23,7 +24,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 HEADS_PER_FRAME_MAX = 100
 WANTS_PER_QUERY_MAX = 1000
 FILTERS_PER_QUERY_MAX = 20_000
-"""Twice as many as a subscriber is expected to have; who has more asks for all streams."""
+"""Twice as many as a subscriber is expected to have; one that has more asks for all streams."""
 PARTS_MAX = 1_000_000
 """Of one message: as many frames as a cache of the default size holds at the most."""
 EARLY_PARTS_MAX = 1000

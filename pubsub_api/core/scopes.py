@@ -3,7 +3,7 @@
 A question goes to everybody who answers questions, and answers hold events.  Where a transport restricts who may use
 which topics (the ACL of Redis, the access control of Zenoh), questions and answers must not lead around that.  So a
 question states its scope in the header of its frame, and a driver asks it, and has it answered, in a place that is
-named after the scope.  Who answers refuses a question about anything outside of its scope, and who asked refuses an
+named after the scope.  A responder refuses a question about anything outside of its scope, and the asker refuses an
 answer about anything outside of it.
 
 A scope is a filter with no wildcard but ``#`` at its end: ``a/b``, ``a/#``, ``#``.  `CONTROL_TOPIC` stands for a
@@ -53,7 +53,7 @@ def scope_of_topic(topic: str, filters: FilterSet) -> str:
     """The scope in which a subscriber with these filters asks for events of a topic.
 
     That of the filter which selects it, so that one question does for many topics; but no broader than the first level,
-    so that who answers for one tenant need not hear questions about all of them.
+    so that a responder for one tenant need not hear questions about all of them.
     """
     if topic in filters:
         return topic

@@ -62,7 +62,7 @@ class SubscriberSettings:
     pending_bytes_max: int = 64 * 1024 * 1024
     streams_max: int = 1_000_000
     publishers_max: int = 100_000
-    """Bounds memory, about 1 kB each, when somebody invents publishers."""
+    """Bounds memory, about 1 kB each, when frames of invented publishers come."""
     repair: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts_max: int = 5

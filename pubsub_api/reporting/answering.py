@@ -17,11 +17,11 @@ from pubsub_api.runtime.threads import start_thread
 LOG = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""How long one who asks may take, from the connection to the end of the answer."""
+"""How long a client may take, from the connection to the end of the answer."""
 ASKERS_MAX = 16
-"""Who asks while so many others do is turned away: each of them costs a thread for a moment."""
+"""A client that asks while so many others do is turned away: each costs a thread for a moment."""
 _PAUSE_S = 0.2
-"""Who cannot accept a connection, for want of a descriptor, say, tries again after this long."""
+"""A connection that cannot be accepted, for want of a descriptor, say, is tried again after this long."""
 
 Answer = Callable[[socket.socket, float], None]
 """Called with a connection and the time, by the monotonic clock, by which it must be done.  May raise OSError."""
@@ -68,7 +68,7 @@ class AnsweringServer(Closeable):
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue
-            # Each in a thread of its own: who asks slowly holds up nobody but itself.
+            # Each in a thread of its own: a slow client holds up only itself.
             answering = threading.Thread(target=self._serve, args=(sock,), name="heliograph-health-answer", daemon=True)
             try:
                 start_thread(answering)
@@ -79,7 +79,7 @@ class AnsweringServer(Closeable):
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            # Whoever asked and went away, or does not take the answer, is not our problem.
+            # A client that went away, or does not take the answer, is not our problem.
             with sock, contextlib.suppress(OSError):
                 sock.settimeout(self._answer_s)
                 self._answer(sock, time.monotonic() + self._answer_s)

@@ -1,6 +1,6 @@
 """A little HTTP for servers that answer on a socket: one request with one deadline for all of it, and its answer.
 
-`http.server` has no such deadline: who sends a byte now and then holds its thread for ever.
+`http.server` has no such deadline: a client that sends a byte now and then holds its thread for ever.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def send_page(
 
 
 def head(status: int, headers: Mapping[str, str]) -> bytes:
-    """What an answer begins with.  Nothing of it may be stored by who asked."""
+    """What an answer begins with.  The client may store nothing of it."""
     told = {"Cache-Control": "no-store", **headers}
     lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in told.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,14 +1,14 @@
 """Files that only this user may read or replace: the one place that makes and opens them.
 
 What Heliograph keeps (journals, locks, stores, databases, segments, snapshots, sockets) holds everything that was ever
-published, and who can replace such a file can make a service believe anything.  So, wherever a file is made:
+published, and a user who can replace such a file can make a service believe anything.  So, wherever a file is made:
 
 * it gets its mode when it is made, whatever the umask says: 0600, or 0640 where the group is meant to read it;
 * a symbolic link in its place is refused, and so is a file of another user;
 * its directory must not let other users replace files: one that everybody may write without the sticky bit, or that
   belongs to another user (root excepted), is refused.
 
-A directory that its group may write is accepted: who is in the group is the administrator's choice.
+A directory that its group may write is accepted: the members of the group are the administrator's choice.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def open_private(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
 
 
 def make_private(path: Path, *, mode: int = PRIVATE, may_be_shared: bool = False) -> None:
-    """Make an empty file when it is missing, for somebody else to open by its name.
+    """Make an empty file when it is missing, for a library to open by its name.
 
     The file is never opened here: to close any descriptor of an SQLite file releases all locks that this process has on
     it.  An older file of ours that is open to more users than ``mode`` says is closed to them, unless it
@@ -142,7 +142,8 @@ def identity_of(path: Path | int) -> tuple[int, int]:
 
 def _make(path: Path, mode: int) -> None:
     try:
-        # Whoever is faster makes the same file with the same mode; a link or a stranger's file is not taken for it.
+        # A process that is faster makes the same file with the same mode; a link or a stranger's file is not taken for
+        # it.
         os.mknod(path, stat.S_IFREG | mode)
     except FileExistsError:
         found = os.lstat(path)

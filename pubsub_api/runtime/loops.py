@@ -1,6 +1,6 @@
 """What coroutines need of code that runs in threads: to wait for its conditions, and to have it make blocking calls.
 
-Nothing here belongs to an event loop: whoever waits is told on the loop that runs it, and a loop that was closed
+Nothing here belongs to an event loop: a waiting coroutine is told on the loop that runs it, and a loop that was closed
 meanwhile is told nothing.  A task that is cancelled stops waiting at once; what a thread has begun for it goes on.
 
 Programs without coroutines import this too, so asyncio, which takes as long as a tenth of `nb_api`, is imported where a
@@ -142,7 +142,7 @@ def in_own_thread(function: Callable[[], T], name: str) -> concurrent.futures.Fu
     def call() -> None:
         try:
             made.set_result(function())
-        except BaseException as error:  # noqa: BLE001  it is for who waits
+        except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
             made.set_exception(error)
 
     start_thread(threading.Thread(target=call, name=name, daemon=True))

@@ -54,7 +54,7 @@ def names_of(options: Iterable[cfg.Opt]) -> set[str]:
 
 
 class _Given(NamedTuple):
-    """A name as somebody has given it."""
+    """A name as it was given."""
 
     group: str
     name: str

@@ -1,7 +1,7 @@
 """Threads that everything in a process shares: a few that do work, and one that keeps times.
 
 A subscriber or a local cache has work only now and then.  A thread of its own for each kind of work would be idle
-nearly always, and a process with hundreds of them would have thousands of threads.  So who has work hands it over here.
+nearly always, and a process with hundreds of them would have thousands of threads.  So work is handed over here.
 
 Work may take its time, and must not hold up that of others.  `_READY_MAX` threads do what comes; when work has waited
 for `_PATIENCE_S`, because all of them are busy, more are started, half as many as there are each time.  A thread
@@ -228,7 +228,7 @@ class SharedThreads:
             self._looked_for = heap[0][0] if heap else math.inf
             wait_s = self._looked_for - time.monotonic()
             if wait_s <= 0:
-                self._looked_for = -math.inf  # whoever sets a timer now need not wake this thread
+                self._looked_for = -math.inf  # a thread that sets a timer now need not wake this one
                 return heapq.heappop(heap)[2]
             self._timed.wait(min(wait_s, threading.TIMEOUT_MAX))
         heap.clear()
@@ -260,7 +260,7 @@ class SharedTask:
         self._work = work
         self._timer = SharedTimer(self._on_time)
         self._is_queued = True
-        """A thread does it, or will.  Until `start`, which makes it true, nobody else need have it done."""
+        """A thread does it, or will.  Until `start`, which makes it true, no other thread need have it done."""
         self._is_woken = False
         self._worker = 0
         """The thread that works."""

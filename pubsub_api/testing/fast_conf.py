@@ -15,10 +15,10 @@ FAST = {
     "ready_timeout": 1.0,
     "repair_timeout": 0.2,
 }
-"""Options of ``[pubsub]``, times in seconds: short where somebody waits for them, and long where a loaded machine, on
+"""Options of ``[pubsub]``, times in seconds: short where a test waits for them, and long where a loaded machine, on
 which a process may stand still for seconds, would see a fault that is not there."""
 SILENCE_S = 20.0
-"""A publisher is suspected after this long, unless ``missed_hellos_max`` is given: who tests silence gives it."""
+"""A publisher is suspected after this long, unless ``missed_hellos_max`` is given: tests of silence give it."""
 _MISSED_HELLOS = range(3, 1001)
 
 

@@ -44,7 +44,7 @@ class FaultSettings:
     """Only frames of these kinds suffer from the five above; None means all.  Partition, freeze and disconnect spare
     nobody."""
     partitioned: bool = False
-    """Every frame is lost, and nobody is told."""
+    """Every frame is lost, and the loss is not told."""
     frozen: bool = False
     """Frames pile up, to a bound, until the link thaws."""
     disconnected: bool = False
@@ -88,7 +88,7 @@ class FaultCounts:
 
 
 class FaultsWatcher(Protocol):
-    """Somebody who holds frames back or reports links, and so must learn that the controls changed."""
+    """An object that holds frames back or reports links, and so must learn that the controls changed."""
 
     def on_faults(self) -> None:
         """The settings have changed; read them.  Calls may come late or twice: act on what holds now."""

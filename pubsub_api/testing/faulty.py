@@ -88,8 +88,8 @@ class FaultyPubSub(PubSubApi):
 class FaultySubscriber(SubscriberApi):
     """Stands between a driver's subscriber and the receiver.  One thread of its own lets go what was held.
 
-    The receiver is called by the driver's thread or by that one, never by both at a time: whoever calls has the turn.
-    A turn is not a lock, so that a thread which waits for it gives up when the subscriber is closed; otherwise a
+    The receiver is called by the driver's thread or by that one, never by both at a time: the thread that calls has the
+    turn.  A turn is not a lock, so that a thread which waits for it gives up when the subscriber is closed; otherwise a
     receiver that calls ``close`` would wait for a thread which waits for the receiver.
     """
 
@@ -99,7 +99,7 @@ class FaultySubscriber(SubscriberApi):
         self._faults = faults
         self._receiver: GuardedReceiver | None = None
         self._frames = FaultInjector(faults, f"frames {name}")
-        """Used by who has the turn."""
+        """Used by the thread that has the turn."""
         self._query_lock = threading.Lock()
         self._queries = FaultInjector(faults, f"queries {name}")
         self._turn = threading.Condition()
@@ -225,7 +225,7 @@ class FaultySubscriber(SubscriberApi):
             self._receiver.on_frames(frames)
 
     def _take_turn(self, work: Callable[[], None]) -> None:
-        """Do ``work`` when nobody else does any, or not at all when the subscriber is closed."""
+        """Do ``work`` when no other thread does any, or not at all when the subscriber is closed."""
         with self._turn:
             self._turn.wait_for(lambda: self._is_closed or not self._has_turn)
             if self._is_closed:

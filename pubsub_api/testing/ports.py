@@ -1,8 +1,8 @@
-"""Ports for tests that need to know one before anybody binds it, or while nobody does.
+"""Ports for tests that need to know one before it is bound, or while it is not.
 
 A port that the system hands out for port 0 is free again once it is closed, and the system may hand it to the next who
 asks: a server that comes back at its old port, or starts at one that was looked up, finds it taken now and then.
-`free_port` gives ports that the system hands out to nobody and that no other process of the tests was given.
+`free_port` gives ports that the system does not hand out and that no other process of the tests was given.
 """
 
 from __future__ import annotations

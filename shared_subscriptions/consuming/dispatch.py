@@ -4,7 +4,8 @@ The fence at delivery is here.  Before every batch, and before every event of it
 must not have been asked back; what is left of a batch then waits again, unseen.
 
 What the user is done with is settled with every report of progress, in the middle of a batch too, so that a crash
-repeats no more than what was not reported yet.  A user who does not answer loses the event: see `take_back_from_hung`.
+repeats no more than what was not reported yet.  A callback that does not return loses the event: see
+`take_back_from_hung`.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ class Dispatch:
                 self._handler.note_late(loan, len(done))
             self._after_settling(loan)
 
-    # -- users who do not answer
+    # -- callbacks that do not return
 
     @property
     def hung(self) -> int:
@@ -419,7 +420,7 @@ class Dispatch:
             loan.delivery.parked(event)
 
     def _after_settling(self, loan: LoanState) -> None:
-        """Under the lock: wake who waits for room, for an object, or for the end of the partition."""
+        """Under the lock: wake the threads that wait for room, for an object, or for the end of the partition."""
         if loan.delivery.is_stopped or loan.is_complete:
             self._wake()
         elif loan.delivery.take_relief():

@@ -2,9 +2,9 @@
 
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
 partitions that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
-instead, its own thread is the dispatcher.  The *leader's* thread watches who leads which group, and leads some.  All of
-them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads
-and sockets for a thousand groups as for one.
+instead, its own thread is the dispatcher.  The *leader's* thread watches which process leads which group, and leads
+some.  All of them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as
+many threads and sockets for a thousand groups as for one.
 """
 
 from __future__ import annotations

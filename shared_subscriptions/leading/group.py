@@ -210,7 +210,7 @@ class Leading:
             self._owner.on_leader(found)
 
     def _name_standby(self, leader: Leader) -> None:
-        """Say in the leader's record who stands by: the member of another process that is here longest."""
+        """Name in the leader's record the standby: the member of another process that is here longest."""
         me = self.candidate.me
         standing = leader.members.get(me.standby)
         if standing is not None and not standing.is_expelled:

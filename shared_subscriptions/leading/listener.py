@@ -14,7 +14,7 @@ class LeadershipListener:
     """All of it is called from the leader's thread."""
 
     on_leader: Callable[[LeaderRecord | None], None] = lambda _leader: None
-    """Who leads."""
+    """Which process leads."""
     on_rule: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
     """This process begins to lead a group or, with None, ends."""
     on_standby: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None

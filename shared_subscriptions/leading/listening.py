@@ -81,7 +81,7 @@ class Listening:
         except OSError as error:
             self.counters["socket_errors"] += 1
             LOG.debug("Groups: a member's connection could not be accepted: %s", error)
-            # The one who waits to be accepted makes the selector return at once, again and again.
+            # A connection that waits to be accepted makes the selector return at once, again and again.
             if self._listener is not None and not self._accept_at:
                 self._selector.unregister(self._listener)
                 self._accept_at = time.monotonic() + _ACCEPT_PAUSE_S

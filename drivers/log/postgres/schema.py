@@ -74,7 +74,7 @@ class LogHeader(NamedTuple):
 def install(connection: PostgresConnection, settings: PostgresSettings, new_shards: Callable[[], int]) -> LogHeader:
     """Create what is missing, once, however many processes try.  Raises InvalidConfig, psycopg.Error."""
     check_encoding(connection, settings)
-    if not is_installed(connection, settings):  # who may write but not create comes here too
+    if not is_installed(connection, settings):  # a user who may write but not create comes here too
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key("install log", settings.schema),))
             if not is_installed(connection, settings):

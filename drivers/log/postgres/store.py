@@ -1,8 +1,8 @@
 """Transactions on the tables of one log, and what errors become.
 
-Who changes a shard locks its row first, several in the order of their numbers, and keeps it until the commit can be
-seen.  So offsets are handed out one append after the other, readers never see a later one before an earlier one, and
-none is skipped when a transaction is rolled back.  Shards do not wait for each other.
+A transaction that changes a shard locks its row first, several in the order of their numbers, and keeps it until the
+commit can be seen.  So offsets are handed out one append after the other, readers never see a later one before an
+earlier one, and none is skipped when a transaction is rolled back.  Shards do not wait for each other.
 
 The identity of the log is read after the lock, or in the snapshot that everything else is read from: what is in its
 place by then is neither read nor written.
@@ -132,7 +132,7 @@ class PostgresLogStore:
         """Call ``work`` in a transaction that has locked these shards, or all else of the log when there are none.
 
         ``reads`` are run when it has the lock, in the same round trip.  Committed when this returns, as durably as the
-        server is set up to be; whoever waits is told when it has news.  Raises what ``work`` raises.
+        server is set up to be; waiting processes are told when it has news.  Raises what ``work`` raises.
         """
         is_whole_log = not shards
         with self._connection() as connection:
@@ -172,7 +172,7 @@ class PostgresLogStore:
 
     def _commit(self, connection: PostgresConnection, transaction: LogWrite, *, has_news: bool) -> None:
         """News is told in a transaction of its own, sent together with the commit: those that tell some commit one at a
-        time, and would wait for each other's disk.  It is a hint; who waits looks now and then in any case."""
+        time, and would wait for each other's disk.  It is a hint; a waiting process looks now and then in any case."""
         warnings: list[str] = []
 
         def note(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -190,7 +190,7 @@ class PostgresLogStore:
         finally:
             connection.remove_notice_handler(note)
         if warnings:
-            # PostgreSQL says "committed" also when somebody has ended the wait for its synchronous standby.
+            # PostgreSQL says "committed" also when the wait for its synchronous standby was ended by hand.
             raise LogUnavailable(
                 f"the log at {self.address} has committed, but perhaps not on its standby: {'; '.join(warnings)}"
             )

@@ -1,8 +1,8 @@
 """Appending to Redis: threads share one script call, and positions of streams are compared before they are set.
 
 What is new in a frame is decided here, from the positions that this process remembers.  The script takes the frames
-only if those positions are still true, and else tells the true ones: then it is decided again.  Somebody always gets
-through, and nobody tries for ever.
+only if those positions are still true, and else tells the true ones: then it is decided again.  One of them always gets
+through, and none tries for ever.
 """
 
 from __future__ import annotations

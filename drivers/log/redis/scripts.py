@@ -250,7 +250,7 @@ return 1
 """
 )
 
-# Frames that are sealed or dropped are invisible already.  They leave in portions, so that nobody waits long.
+# Frames that are sealed or dropped are invisible already.  They leave in portions, so that no client waits long.
 PURGE = (
     _COMMON
     + """

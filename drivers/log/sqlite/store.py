@@ -1,4 +1,4 @@
-"""One SQLite file, for many threads and processes: who runs when, what is tried again, and what errors become.
+"""One SQLite file, for many threads and processes: which runs when, what is tried again, and what errors become.
 
 Connections, and what happens to them at a fork, are those of the database driver: SQLite's locks belong to the process
 and not to whom they serve.  So is the group commit.

@@ -3,7 +3,7 @@
 A topic is the channel ``{prefix}{topic}``.  A filter without wildcards is that one channel; with wildcards it becomes a
 pattern in which both ``+`` and ``#`` are ``*``.  Redis's ``*`` also crosses ``/``, so a pattern can deliver too much;
 the core filters.  A wildcard in the first level excludes ``$``, as the topic rules do: the channels of Heliograph
-itself are reached only by name, and who listens to ``#`` does not receive the queries and replies of everybody else.
+itself are reached only by name, and a subscriber of ``#`` does not receive the queries and replies of others.
 
 Questions and their answers travel in channels that begin with the scope of the question (`pubsub_api.core.scopes`), so
 that an ACL can restrict them as it restricts topics: ``&heliograph:$ask:tenant-7/*`` beside ``&heliograph:tenant-7/*``.

@@ -104,7 +104,7 @@ def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
 
 
 def ignored_options(conf: cfg.ConfigOpts) -> list[str]:
-    """Names of the options of ``[pubsub]`` that somebody has set and that mean nothing here."""
+    """Names of the options of ``[pubsub]`` that are set and mean nothing here."""
     defaults = (cfg.Locations.opt_default, cfg.Locations.set_default)
     found = ((name, conf.get_location(name, "pubsub")) for name in _NOT_OURS)
     return [name for name, where in found if where is not None and where.location not in defaults]

@@ -67,7 +67,7 @@ SYNC_RETRY_S = 0.01
 SYNC_RETRY_MAX_S = 0.5
 """First and longest wait before publishers that did not confirm filters are asked again; it doubles."""
 SYNC_GRACE_S = 3.0
-"""A link on which nobody answers for this long has no publisher of Heliograph behind it; its filters are taken to be in
+"""A link without an answer for this long has no publisher of Heliograph behind it; its filters are taken to be in
 effect."""
 
 _FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith("_file"))
@@ -216,7 +216,7 @@ class ZenohKeys:
         return "/".join([self._loose_prefix, *levels])
 
     def ask(self, scope: str) -> str:
-        """The key expression of questions of that scope, and of who answers them.  Raises InvalidTopic."""
+        """The key expression of questions of that scope, and of their responders.  Raises InvalidTopic."""
         if check_scope(scope) == CONTROL_TOPIC:
             return f"{self._prefix}@ask"
         return f"{self._prefix}@ask/{scope.replace('#', '**')}"

@@ -6,7 +6,8 @@ cost a thread.  So filters and channel are kept apart:
 
 * for each filter something is declared that is never read: it tells publishers what to send here; for many filters
   something broader (`heliograph_drivers.pubsub.zenoh.interests`);
-* one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
+* one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  No other subscriber
+  hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
   contained in ``heliograph$*/**``; filters are written so that they are not
   (`heliograph_drivers.pubsub.zenoh.config.ZenohKeys`).

@@ -117,8 +117,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             raise
         sent = publisher.statistics()
     if sent.send_failures:
-        note(f"the transport refused {counted(sent.send_failures, 'frame')} meanwhile: who missed events of them could "
-             "ask for them only until now")  # fmt: skip
+        note(f"the transport refused {counted(sent.send_failures, 'frame')} meanwhile: subscribers "
+             "that missed events could ask for them only until now")  # fmt: skip
     rate = f", {sent.events / elapsed_s:,.0f}/s" if sent.events > 1 else ""
     what = counted(sent.events, "event")
     output.result(

@@ -58,7 +58,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     ),
     "compact": (
         "forget old changes and tombstones",
-        "Forget old changes.  Who has not seen them yet reads all objects instead.",
+        "Forget old changes.  A reader that has not seen them yet reads all objects instead.",
     ),
     "snapshot": (
         "write the objects to files that controllers can resync from",
@@ -242,7 +242,7 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 
 def _known_revision(nb: NbApi, revision: int) -> int:
-    """Raises UsageError: that the database never had it is said by who asked, not by a feed that was followed."""
+    """Raises UsageError: only the revision that was asked for can be one that the database never had."""
     from nb_api.errors import RevisionUnknown
 
     try:

@@ -19,7 +19,7 @@ Compare a copy with the database, and say what differs.
 
 It does what a controller does: it reads the objects of some tables and topics, follows their changes on the bus
 ([pubsub] enable_df_pub_sub, or --bus) or, without one, in the database's own feed, for as long as --follow says, and
-then compares its copy with the database as of one revision, object by object, values included.  Whoever writes goes on
+then compares its copy with the database as of one revision, object by object, values included.  Writers go on
 meanwhile.  So it proves the whole way: writers, publishers, the bus and the cache.  For what needs longer to go wrong,
 let it follow longer.
 

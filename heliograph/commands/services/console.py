@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expect", metavar="N", type=options.positive_int, help="fewer members than N are a problem")
     parser.add_argument(
         "--admin-token-file", metavar="FILE",
-        help="allow actions to who knows the token in this file, which only its owner can read",
+        help="allow actions to a user who knows the token in this file, which only its owner can read",
     )  # fmt: skip
     parser.add_argument(
         "--tail", choices=("names", "values"),
-        help="let who looks at the page see events as they pass on the bus: without their values, or with them",
+        help="let a user who looks at the page see events as they pass on the bus: without their values, or with them",
     )  # fmt: skip
     options.add_timeout(parser)
     options.add_session(parser)

@@ -36,7 +36,7 @@ class AuditJournal:
         self._records: collections.deque[AuditRecord] = collections.deque(maxlen=KEPT_MAX)
 
     def write(self, *, address: str, who: str, action: str, target: str, outcome: str, is_done: bool) -> None:
-        """Also what failed and what was refused to who had the token."""
+        """Also what failed, and what was refused although the token was right."""
         who, target, outcome = map(_one_line, (who, target, outcome))
         record = AuditRecord(time.time_ns(), address, who, action, target, outcome, is_done)
         with self._lock:
@@ -53,5 +53,5 @@ class AuditJournal:
 
 
 def _one_line(text: str) -> str:
-    """So that nobody can write a second line into the log."""
+    """So that a request cannot write a second line into the log."""
     return " ".join(printable(text[:_TEXT_MAX]).split())

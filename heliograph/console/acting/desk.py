@@ -1,7 +1,7 @@
 """Where actions are asked for and done: the form that asks, the answer to it, and the page of what was done.
 
 Each form asks for the admin token.  There is no session and no cookie: a browser sends a cookie to every port of a
-host, and so to the server of any user of this one.  Who does not know the token has nothing to send along, from
+host, and so to the server of any user of this one.  A page that does not know the token has nothing to send along, from
 wherever the request comes.
 """
 
@@ -58,7 +58,7 @@ class ActionServer:
             unknown = tag("p", f"There is no action {name!r}. ", _back())
             return ConsolePage("Action", {"plan": unknown}, is_live=False)
         title = f"{action.title}: {target}"
-        if not self._planning.acquire(timeout=_TURN_S):  # it may read much of the log, for whoever asks
+        if not self._planning.acquire(timeout=_TURN_S):  # it may read much of the log, for any request
             return ConsolePage(
                 title, {"plan": tag("p", "Others ask as well: try again.", class_="empty")}, is_live=False
             )

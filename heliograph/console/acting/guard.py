@@ -23,7 +23,7 @@ Verdict = Literal["right", "wrong", "wait"]
 
 
 def read_token(path: str) -> str:
-    """The token in a file that nobody but its owner can read.  Raises InvalidConfig."""
+    """The token in a file that only its owner can read.  Raises InvalidConfig."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -42,8 +42,8 @@ def read_token(path: str) -> str:
 class TokenGuard:
     """Says whether a token is the right one.  From any thread.
 
-    After three wrong ones in a row nobody is heard for a second, then for twice as long after each, up to a minute:
-    not even who has the right one, because an answer to one would be an answer to all.
+    After three wrong ones in a row all requests are refused for a second, then for twice as long after each, up to a
+    minute: also one with the right token, because its answer would tell that it is right.
     """
 
     def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class TokenGuard:
 
     @property
     def wait_s(self) -> float:
-        """How long nobody is heard from now on."""
+        """How long all requests are refused from now on."""
         return max(0.0, self._closed_until - self._clock())
 
     def check(self, given: str) -> Verdict:

@@ -69,7 +69,7 @@ def _filters(members: Sequence[FleetMember]) -> list[FilterSet]:
         for copy in member.report.copies if member.report is not None else ():
             try:
                 filters.append(FilterSet(copy.topics))
-            except InvalidTopic:  # whoever can write to the database can write a report
+            except InvalidTopic:  # any program that can write to the database can write a report
                 continue
     return filters
 

@@ -24,7 +24,7 @@ class RateHistory:
         self._points: dict[str, collections.deque[tuple[float, float | None]]] = {}
 
     def add(self, name: str, value: float | None) -> None:
-        """None: nobody knows."""
+        """None: not known."""
         now = self._clock()
         with self._lock:
             points = self._points.setdefault(name, collections.deque(maxlen=int(SPAN_S / STEP_S) + 1))

@@ -1,6 +1,6 @@
 """Events as they pass on the bus: a few of the newest, and how many were not kept.
 
-A tail subscribes while somebody looks at it.  It decodes a bounded number of frames a second, whatever passes, and
+A tail subscribes while a page shows it.  It decodes a bounded number of frames a second, whatever passes, and
 counts the rest by their headers.
 """
 
@@ -30,7 +30,7 @@ FRAME_BYTES_MAX = 256 * 1024
 """Larger frames are counted, not decoded."""
 TAILS_MAX = 8
 UNSEEN_S = 10.0
-"""A tail that nobody has looked at for this long ends."""
+"""A tail that no page has shown for this long ends."""
 
 
 class TailEvent(NamedTuple):
@@ -58,7 +58,7 @@ class EventTail(Closeable):
         self._is_closed = False
         self.passed = self.left_out = self.undecodable = self.resyncs = 0
         self.seen_at = clock()
-        """When somebody has looked last."""
+        """When a page has shown it last."""
         self._subscriber = session.frames([topic_filter], self._on_frames, on_resync=self._on_resync)
 
     def newest(self) -> list[TailEvent]:
@@ -105,7 +105,7 @@ class EventTail(Closeable):
 
 
 class TailRegistry(Closeable):
-    """The tails that somebody looks at.  From any thread."""
+    """The tails that pages show.  From any thread."""
 
     def __init__(self, open_session: Callable[[], Session], *, shows_values: bool) -> None:
         self._open_session = open_session
@@ -115,8 +115,8 @@ class TailRegistry(Closeable):
         self._is_closed = False
 
     def get(self, topic_filter: str) -> EventTail:
-        """Begins to listen when nobody did.  Raises InvalidTopic, UsageError, LimitReached, and what opening the bus
-        raises."""
+        """Begins to listen when there is no such tail yet.  Raises InvalidTopic, UsageError, LimitReached, and what
+        opening the bus raises."""
         if topic_filter.startswith("$"):
             raise UsageError(f"{topic_filter}: looking at events is not handling them, so nobody joins a group here")
         check_filter(topic_filter)
@@ -130,7 +130,7 @@ class TailRegistry(Closeable):
             return found
 
     def close_unseen(self) -> None:
-        """End those that nobody has looked at for a while."""
+        """End those that no page has shown for a while."""
         with self._lock:
             oldest = time.monotonic() - UNSEEN_S
             unseen = [self._tails.pop(name) for name, one in list(self._tails.items()) if one.seen_at < oldest]

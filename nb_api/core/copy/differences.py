@@ -1,7 +1,7 @@
 """What a local cache tells its user: an object appeared, changed or went away, or the copy was brought up to date.
 
 Changes come by the hundred thousand, so they hold what the cache holds, and make an object of it when one asks.  Such
-an object belongs to who asked: its value is a copy.
+an object belongs to the caller: its value is a copy.
 """
 
 from __future__ import annotations

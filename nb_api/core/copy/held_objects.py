@@ -71,7 +71,7 @@ class HeldObjects:
         self.totals: dict[str, int] = {}
         """The sums of the versions of what is held, by table (`nb_api.core.digests`)."""
         self.journal: ChangeJournal | None = None
-        """Where changes are noted while somebody wants to know what was held before."""
+        """Where changes are noted while a caller wants to know what was held before."""
 
     def is_followed(self, table: str) -> bool:
         return not is_own(table) if self._wanted_tables is None else table in self._wanted_tables

@@ -6,7 +6,7 @@ Sans-IO: every call takes the time.  There are three ways, each cheaper than the
 way          when                                                        delay
 ===========  ==========================================================  ==============================================
 snapshot     at the start; when the changes missed are gone or too many  a random part of ``snapshot_jitter`` unless
-                                                                         somebody waits for it, and not closer together
+                                                                         a caller waits for it, and not closer together
                                                                          than twice ``snapshot_jitter``
 delta        events may have been lost                                   none: the bus has delayed its resync already
 topics       a topic is new                                              none: a caller waits for it

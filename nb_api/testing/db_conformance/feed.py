@@ -55,7 +55,7 @@ class FeedConformance(DbConformanceBase):
             assert [change.revision for change in db.changes(version)] == versions[position + 1 :]
 
     def test_a_revision_that_was_never_reached_is_unknown(self, db: DbApi) -> None:
-        """Who asks has seen it, so the database went back; an empty list, or a wait, would hide that."""
+        """The reader has seen it, so the database went back; an empty list, or a wait, would hide that."""
         _expect_unknown(db, 1)
         fill(db, 3)
         _expect_unknown(db, 1)

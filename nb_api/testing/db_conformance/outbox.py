@@ -1,4 +1,4 @@
-"""The outbox: every change is in it from its commit until somebody confirms that it is published."""
+"""The outbox: every change is in it from its commit until it is confirmed as published."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OutboxConformance(DbConformanceBase):
         assert db.unpublished() == []
 
     def test_what_is_no_news_for_others_does_not_wait(self, db: DbApi) -> None:
-        """Leases are renewed all the time; whoever publishes must not see them."""
+        """Leases are renewed all the time; a publisher must not see them."""
         db.apply([Write("create", "heliograph.leases", "k", 1, "t"), Write("create", "t", "k", 1, "t")])
         db.set("heliograph.leases", "k", 2)
         db.delete("heliograph.leases", "k")

@@ -115,7 +115,7 @@ class PublisherCore:
         )
         self._predecessor = predecessor
         self._former_until = 0
-        """The timestamp from which on nobody is told of former lives any more."""
+        """The timestamp from which on former lives are not told any more."""
         if predecessor is not None and self.cache is not None:
             for frame in predecessor.frames:
                 self.cache.store(

@@ -1,6 +1,6 @@
 """Packing what a cache found into REPLY frames of bounded size.
 
-Whoever is asked always answers, and marks its last frame, also when it found nothing: the asker learns at once that a
+A responder always answers, and marks its last frame, also when it found nothing: the asker learns at once that a
 range cannot be had here instead of waiting for a time-out.
 """
 
@@ -48,7 +48,7 @@ def select(known: Iterable[Head], topics: Iterable[str]) -> list[Head]:
 
 
 def find(cache: FrameCache, query: messages.Query) -> Found:
-    """What a cache has to say, for an owner that nobody else waits for meanwhile."""
+    """What a cache has to say, for an owner that no other thread waits for meanwhile."""
     if query.confirm:
         return Found(held=cache.held(query.wants))
     if query.wants:
@@ -59,7 +59,7 @@ def find(cache: FrameCache, query: messages.Query) -> Found:
 
 @dataclasses.dataclass(frozen=True)
 class Responder:
-    """Who answers, and within which bounds."""
+    """The responder, and its bounds."""
 
     guid: bytes
     name: str
@@ -102,7 +102,7 @@ _Part = tuple[list[Head], list[bytes]]
 
 
 def _parts(found: Found, bytes_max: int) -> list[_Part]:
-    """A few heads go along with the first frames: an answer to who repairs is no longer for them."""
+    """A few heads go along with the first frames: an answer to a repair is no longer for them."""
     if found.frames and len(found.heads) <= messages.HEADS_PER_FRAME_MAX:
         heads_bytes = sum(len(topic.encode()) + _HEAD_OVERHEAD_BYTES for _, topic, _ in found.heads)
         if heads_bytes <= bytes_max // 4:

@@ -1,4 +1,4 @@
-"""What an address says about who can get there.  For drivers and commands alike."""
+"""What an address says about which hosts can reach it.  For drivers and commands alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Socket files: made for their user alone, and replaced only when nobody listens on them any more."""
+"""Socket files: made for their user alone, and replaced only when no process listens on them any more."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def credentials(sock: socket.socket) -> Credentials:
 
 
 def is_trusted(peer: Credentials) -> bool:
-    """Whether the other end is run by our own user, or by the one who may do anything anyway."""
+    """Whether the other end is run by our own user, or by root."""
     return peer.uid in (os.getuid(), 0)
 
 
 def listen(path: pathlib.Path) -> socket.socket:
-    """A non-blocking listener on a socket file that only this user may open.  Replaces a file that nobody listens on.
+    """A non-blocking listener on a socket file that only this user may open.  Replaces a file that no process listens
+    on.
 
     Raises AddressInUse with the process that listens there, InvalidConfig when the file cannot be made, UnsafeFile when
     another user could put a socket in its place.

@@ -55,13 +55,14 @@ class ConformanceBase:
         return parts._replace(netloc=f"{parts.netloc[:-2]}:{port}").geturl()
 
     def lasting_url(self, url: str) -> str:
-        """The URL with a port of its own where it asks for any: nobody takes it while a publisher is away from it."""
+        """The URL with a port of its own where it asks for any: no process takes it while a publisher is away from
+        it."""
         parts = urlsplit(url)
         if parts.port != 0:
             return url
         return parts._replace(netloc=f"{parts.netloc[:-2]}:{free_port()}").geturl()
 
-    def send_foreign(self, address: str, topic: str, payload: bytes) -> None:  # noqa: ARG002 - for who overrides it
+    def send_foreign(self, address: str, topic: str, payload: bytes) -> None:  # noqa: ARG002 - for subclasses
         """Send bytes that are no frame, as a plain user of the transport would.  Override it to run that test."""
         pytest.skip("the suite cannot send foreign messages on this transport")
 

@@ -1,4 +1,4 @@
-"""Queries: a question goes to everyone who serves, the answers go to the asker alone."""
+"""Queries: a question goes to all responders, the answers go to the asker alone."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Listener:
             self.heard.wait_link(Subscribed(address, topic_filter))
 
     def new_query(self) -> tuple[int, bytes]:
-        """A QUERY that nobody has asked before, and its number."""
+        """A new QUERY, and its number."""
         number = next(_query_numbers)
         return number, self._frames.query(number)
 
@@ -91,7 +91,7 @@ class Listener:
         return number
 
     def answers(self, number: int) -> list[tuple[bytes, int]]:
-        """Who answered that query, with the part each reply states: (GUID, part) in order of arrival."""
+        """The replies to that query: (GUID, part) in order of arrival."""
         headers = [header(frame) for frame in tuple(self.heard.frames)]
         return [(seen.guid, seen.after) for seen in headers if seen.kind == Kind.REPLY and seen.first == number]
 

@@ -18,7 +18,7 @@ class SimCache:
         self.name = name
         self.settings = settings
         self.is_cut = False
-        """Nobody reaches it, and nobody knows."""
+        """No node reaches it, and none knows."""
         self.is_alive = True
         self.cache = FrameCache(settings)
         self._guid = world.random.randbytes(frames.GUID_BYTES)

@@ -94,7 +94,7 @@ class Misfortunes:
             self._later(0.01, 6.0, self._scenario.new_life, address)
 
     def _forge(self) -> None:
-        """Somebody else, or a broken memory, says in a publisher's name that events exist which do not."""
+        """A forged frame, or a damaged one, says in a publisher's name that events exist which do not."""
         node = self._a_subscriber()
         if node is not None and self._world.chance(0.3):
             node.stop()

@@ -113,7 +113,7 @@ class Network:
         self.hello_frames = 0
         self.queries = 0
         self.idle_queries = 0
-        """Of these, the ones that reached nobody and cost nobody anything."""
+        """Of these, the ones that reached no node."""
         self.replies = 0
         self._profile = profile
         self._knows_responders = knows_responders
@@ -181,7 +181,7 @@ class Network:
     # -- frames
 
     def broadcast(self, publisher: SimPublisher, topic: str, frame: bytes, *, is_hello: bool = False) -> None:
-        """Send a frame to everyone who listens to the publisher and to the topic."""
+        """Send a frame to all that listen to the publisher and to the topic."""
         if is_hello:
             self.hello_frames += 1
         else:
@@ -221,7 +221,7 @@ class Network:
     # -- questions
 
     def ask(self, subscriber: SimSubscriber, query: bytes) -> int | None:
-        """Send a query to everyone who serves queries; returns what a driver would."""
+        """Send a query to all that serve queries; returns what a driver would."""
         self.queries += 1
         if self.is_broker and not subscriber.link_to(BROKER).is_reported_up:
             return None
@@ -245,7 +245,7 @@ class Network:
         return subscriber.link_to(publisher.address).is_reported_up
 
     def _is_unreached(self) -> bool:
-        """Whether a responder is just not there for questions, and nobody knows."""
+        """Whether a question does not reach a responder, and no node knows."""
         return self.world.chance(self.rates.unreached)
 
     def _answer(self, subscriber: SimSubscriber, responder: SimPublisher | SimCache, query: bytes) -> None:

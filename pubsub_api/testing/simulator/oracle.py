@@ -108,7 +108,7 @@ class Oracle:
 
     def publisher_started(self, publisher: SimPublisher) -> None:
         if any(key[0] == publisher.core.guid for key in self.streams):
-            raise Violation(f"{publisher.label} has the GUID of somebody else")
+            raise Violation(f"{publisher.label} has the GUID of another publisher")
 
     def published(self, publisher: SimPublisher, topic: str, number: int, key: str) -> int:
         """A change is committed and numbered; returns its version."""

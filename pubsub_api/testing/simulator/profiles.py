@@ -59,18 +59,18 @@ class Profile:
     question_drop: float = 0.0
     """Queries and replies, each."""
     tells_arrivals: bool = False
-    """What is shared says whether a publisher has come since, and loses nothing on the way to who is connected."""
+    """What is shared says whether a publisher has come since, and loses nothing on the way to connected subscribers."""
     unreached: float = 0.0
     """Responders that a query does not reach, and does not count."""
     forged: int = 0
-    """Hellos of somebody else, or damaged ones, with heads that do not exist."""
+    """Forged or damaged hellos, with heads that do not exist."""
     has_early_events: bool = False
     """A publisher that restarts publishes at once, before anybody can hear it."""
     closes_while_sending: bool = False
     """A publisher that ends has accepted events that have no number yet."""
     partitions: int = 0
     blackouts: int = 0
-    """Partitions that nobody reports."""
+    """Partitions that no driver reports."""
     restarts: int = 0
     closes: int = 0
     subscriber_restarts: int = 0
@@ -89,7 +89,7 @@ class Profile:
     publisher: PublisherSettings = PUBLISHER
     subscriber: SubscriberSettings = SUBSCRIBER
     over_delivery: bool = True
-    """The transport may deliver topics nobody asked for; the seed decides."""
+    """The transport may deliver topics that were not asked for; the seed decides."""
     late_start: bool = True
     """Publishers and subscribers may start in the middle; the seed decides."""
     history: bool = True
@@ -108,7 +108,8 @@ class Profile:
     """It is known how many were asked, and so few questions are lost that a join is always answered: no stream is ever
     unknown."""
     delivers_new_lives: bool = False
-    """All that a living publisher ever sent is delivered, not only covered, to who subscribed before it started."""
+    """All that a living publisher ever sent is delivered, not only covered, to subscribers that were there before it
+    started."""
     is_hello_sure: bool = False
     """Hellos are never lost: loss is noticed within ``max_idle_time`` + ``message_delay_window``."""
     quiet_extra_s: float = 0.0

@@ -1,7 +1,7 @@
-"""One run: who is there, what they do, what befalls them, and when it is over.
+"""One run: which nodes there are, what they do, what befalls them, and when it is over.
 
 All of it is drawn from the seed before or while time runs.  First comes a time of faults, then a quiet time after which
-nothing may be owed, then an epilogue in which everybody publishes once more and everybody must hear it.
+nothing may be owed, then an epilogue in which all publishers publish once more and all subscribers must hear it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Scenario:
         if self.profile.is_faultless:
             verdict.check_traffic(self.oracle, self.network)
 
-    # -- who is there
+    # -- the nodes
 
     def _draw_topics(self) -> list[str]:
         count = self.random.randint(*self.profile.topics)
@@ -181,7 +181,7 @@ class Scenario:
     # -- the end
 
     def _restore(self) -> None:
-        """No more faults: whoever lives can be heard by everybody."""
+        """No more faults: every living node can be heard by all others."""
         self.world.note("fault", "no more")
         self.network.heal()
         for node in self.living():
@@ -204,7 +204,7 @@ class Scenario:
                 link.connect()
 
     def _epilogue(self) -> None:
-        """Everybody publishes once more, and everybody who listens must hear it, without any resync."""
+        """Every publisher publishes once more, and its subscribers must hear it without any resync."""
         if self.profile.subscriber.streams_max < len(self.topics):
             return
         resyncs = self.oracle.resyncs.total()

@@ -68,7 +68,7 @@ def _check_joined(subscriber: SimSubscriber, view: View) -> None:
 
 
 def _check_idle(subscriber: SimSubscriber) -> None:
-    """Nothing waits.  Who has no room for all streams never rests."""
+    """Nothing waits.  A subscriber without room for all streams never rests."""
     for stream in _streams(subscriber):
         is_idle = stream.state is InStreamState.LIVE and not stream.has_hole and not stream.parked
         if not is_idle and not subscriber.core.counters.peers.streams_evicted:
@@ -116,7 +116,8 @@ def _check_new_lives(subscriber: SimSubscriber, view: View, network: Network) ->
 
 
 def _is_excused(view: View, key: StreamKey, number: int) -> bool:
-    """Nobody can miss a publisher that was never heard, or was forgotten, unless its link was reported up since."""
+    """A subscriber cannot miss a publisher that was never heard, or was forgotten, unless its link was reported up
+    since."""
     return key[0] not in view.reached and number > view.unexcused.get(key, 0)
 
 

@@ -74,7 +74,7 @@ class World:
     # -- the record
 
     def note(self, who: str, what: str, *details: Any) -> None:
-        """Remember a line of the trace; it is only formatted when somebody reads it."""
+        """Remember a line of the trace; it is only formatted when it is read."""
         self._trace.append((self.now, who, what, *details))
 
     def digest(self) -> str:

@@ -343,7 +343,7 @@ class PartitionDelivery:
         return True
 
     def time_out(self, event: GroupEvent, now: float) -> None:
-        """An event that is out is taken back from a user who does not answer; what is said of it later is late.
+        """An event is taken back from a callback that does not return; what is said of it later is late.
 
         It counts as an attempt.  The user may still look at the event, so what comes again is a copy.  Nothing happens
         when it is not out, because the user has refused it meanwhile.

@@ -1,4 +1,4 @@
-"""Who leads: one record per group, written by compare-and-set, and a lease that is judged by watching it.
+"""Which process leads: one record per group, written by compare-and-set, and a lease that is judged by watching it.
 
 A leader writes its record with whatever it stores of the group, and renews a record of its process, which that one
 names (`process_lease`); every write raises a version.  The others watch.  When both versions have not changed for the
@@ -49,7 +49,7 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     standby: str = ""
     """The borrower whose process stands by to record, should the leader die; empty when there is none."""
     is_recording: bool = False
-    """The leader's process hears, and records, what is published from now on: who stood by before is not needed."""
+    """The leader's process hears, and records, what is published from now on: the standby is not needed any more."""
     renewed_ns: int = 0
     """When it was written, by the leader's clock: for people to read.  Nothing is decided by it."""
     lease: str = ""
@@ -101,10 +101,10 @@ class Candidate:
     def __init__(self, me: LeaderRecord, settings: LeaseSettings, *, may_lead: bool = True) -> None:
         self.role = CandidateRole.WATCHING
         self.leader: LeaderRecord | None = None
-        """Whom the record names, as far as this process knows; None when nobody leads."""
+        """The leader that the record names, as far as this process knows; None when there is none."""
         self.epoch = 0
         self.predecessor: LeaderRecord | None = None
-        """Who resigned in our favour; None when somebody else's time ran out, or nobody ever led."""
+        """The leader that resigned and made room for us; None when its lease ran out, or there never was one."""
         self.me = me
         """What this candidate writes of itself.  It may learn where it is reached after it was made."""
         self.sign_of_life: ProcessLease | None = None
@@ -151,7 +151,7 @@ class Candidate:
         self.predecessor = seen.record if seen is not None and seen.record.is_vacant else None
 
     def wants_to_claim(self, now: float) -> bool:
-        """Whether nobody leads, or the one who did has been silent for the claim time."""
+        """Whether there is no leader, or it has been silent for the claim time."""
         if self.role is not CandidateRole.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
             return False
         return self.leader is None or now >= self._seen_at + self._settings.claim_time_s
@@ -171,7 +171,7 @@ class Candidate:
         return self._write(msgspec.structs.replace(self.me, beat=self.leader.beat + 1), now)
 
     def resignation(self, leases: tuple[str, ...], now: float) -> Claim:
-        """What to write in order to leave the place to others, who must respect these leases."""
+        """What to write in order to resign.  The next leader must respect these leases."""
         return self._write(msgspec.structs.replace(self.me, is_vacant=True, leases=leases), now)
 
     def _write(self, record: LeaderRecord, now: float, overthrows: tuple[str, int] | None = None) -> Claim:

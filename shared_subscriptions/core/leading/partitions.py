@@ -234,10 +234,10 @@ class Partition:
         if end - start == 1 and count > max(1, self.attempts.get(start, 0)):
             self.attempts[start] = count
 
-    # -- who may have what
+    # -- owners
 
     def take_lease(self, lease: Lease) -> None:
-        """Note who gets it.  The owner is told when that is stored."""
+        """Note the owner, which is told when that is stored."""
         self.lease = lease
         self.is_waiting = lease not in self.base.leases
         if self.is_waiting:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Network:
-    """Host names are addresses.  ``deliver`` is set by who owns the hosts."""
+    """Host names are addresses.  The owner of the hosts sets ``deliver``."""
 
     def __init__(self, world: World, profile: Profile) -> None:
         self.world = world

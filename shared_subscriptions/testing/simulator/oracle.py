@@ -176,7 +176,7 @@ class Oracle:
                     f"L2: partition {partition.number} is {partition.status.value} and owned by {partition.owner!r}"
                 )
             if partition.owner and partition.owner not in leader.members:
-                raise Violation(f"L2: partition {partition.number} is owned by {partition.owner}, whom nobody knows")
+                raise Violation(f"L2: partition {partition.number} is owned by {partition.owner}, which is no member")
 
     def leader_says(self, leader: Leader, message: m.ToBorrower) -> None:
         if not isinstance(message, m.Grant):

@@ -44,7 +44,7 @@ def _leader(scenario: Scenario) -> Leader:
     if len(leaders) != 1:
         raise Violation(f"L15: {len(leaders)} leaders after the quiet time")
     if len([host for host in scenario.living if host.leader is not None]) > 1:
-        raise Violation("L15: somebody who was deposed takes itself for the leader after the quiet time")
+        raise Violation("L15: a leader that was deposed takes itself for the leader after the quiet time")
     return leaders[0]
 
 
@@ -68,7 +68,7 @@ def _check_granted(scenario: Scenario, leader: Leader) -> None:
         raise Violation(f"L14: the leader has partitions {sorted(leader.partitions)}, there are {sorted(there)}")
     if scenario.profile.is_queue:
         if leader.loans:
-            raise Violation(f"L12: portions {sorted(leader.loans)} are still with somebody")
+            raise Violation(f"L12: portions {sorted(leader.loans)} are still with members")
         return
     for partition in leader.partitions.values():
         if partition.status is not GrantStatus.GRANTED:

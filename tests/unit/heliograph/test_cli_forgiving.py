@@ -59,7 +59,7 @@ def test_who_names_no_database_is_told_how(tmp_path: pathlib.Path, capsys: Captu
     file = tmp_path / "heliograph.conf"
     file.write_text(f"[db]\nurl = sqlite://{tmp_path}/none.db\n")
     told = errors_of(capsys, "db", "list", "--config-file", str(file))
-    assert "none.db, and who reads does not make one; name another with --db" in told
+    assert "none.db, and reading does not make one; name another with --db" in told
 
 
 @pytest.mark.parametrize(

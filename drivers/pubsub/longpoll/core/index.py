@@ -1,4 +1,4 @@
-"""Who subscribes to what, at a publisher: filter -> subscribers, and back.
+"""The subscriptions at a publisher: filter -> subscribers, and back.
 
 A topic without wildcards is one look-up in a dict, whatever the number of subscriptions; filters with wildcards live in
 a tree of levels, so that the cost of a topic is its depth and the number of subscribers found.  An entry costs a

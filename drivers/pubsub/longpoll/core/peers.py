@@ -19,7 +19,7 @@ class PeerSessions:
     def refusal(self, connection: str) -> str | None:
         """The limit that one more session of this connection would exceed; None when it may have one.
 
-        ``connection`` names address and port of the peer; empty, when it is not known, is nobody's.
+        ``connection`` names address and port of the peer; empty when it is not known.
         """
         if not connection:
             return None
