@@ -16,13 +16,13 @@ from nb_api.aio.cache import AsyncLocalCache
 from nb_api.aio.election import AsyncElection
 from nb_api.aio.key_shards import AsyncKeyShards
 from nb_api.cache.view import CacheView
+from nb_api.controller.base import ControllerBase
 from nb_api.controller.clock import Clock
 from nb_api.controller.controller import (
     CLOSE_TIMEOUT_S,
     INTERVAL_MIN_S,
     check_arguments,
     owner_map_of,
-    put,
     queue_settings,
 )
 from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
@@ -31,7 +31,6 @@ from nb_api.controller.core.work_queue import Taken
 from nb_api.controller.following import CacheFollower
 from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Request, RequestBase, T
-from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.core.changes import V_co
 from pubsub_api import tracing
@@ -58,7 +57,7 @@ class AsyncRequest(RequestBase[V_co], Generic[V_co], frozen=True):
 AsyncReconcile = Callable[[AsyncRequest[T]], Awaitable[RequeueAfter | None]]
 
 
-class AsyncController(AsyncCloseable):
+class AsyncController(ControllerBase, AsyncCloseable):
     """As `nb_api.Controller`, with ``workers`` runs at a time on the loop that runs now.
 
     ``cache`` may be one of its tables as instances of a class: `AsyncLocalCache.table`.
@@ -123,19 +122,6 @@ class AsyncController(AsyncCloseable):
 
     # -- what the program calls
 
-    @property
-    def is_closed(self) -> bool:
-        """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
-        return self._work.is_stopping
-
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
-
-        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
-        """
-        self._work.check_usable()
-        return put(self._work, table, key, after_s)
-
     async def wait_idle(self, *, timeout_s: float) -> None:
         """Return when nothing is to be done about what was heard; see `Controller.wait_idle`.  Raises WaitTimeout."""
         self._work.check_usable()
@@ -154,13 +140,6 @@ class AsyncController(AsyncCloseable):
                     raise self._work.not_idle(timeout_s) from None
                 told.clear()
         self._work.check_usable()
-
-    def running(self) -> list[tuple[Key, float]]:
-        """The keys that are being worked on, each with for how many seconds, the longest first."""
-        return self._work.running()
-
-    def statistics(self) -> ControllerStatistics:
-        return self._work.statistics()
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Begin nothing any more, and wait until the runs have ended; after ``timeout_s`` they are cancelled.
@@ -188,9 +167,6 @@ class AsyncController(AsyncCloseable):
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._follower, self._loop, self._tasks))
         self._work.inherit()
-
-    def __repr__(self) -> str:
-        return f"<AsyncController {self._name} {self._work.state}>"
 
     # -- the loop
 

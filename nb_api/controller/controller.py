@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nb_api.cache.view import CacheView
+from nb_api.controller.base import ControllerBase
 from nb_api.controller.clock import Clock
-from nb_api.controller.core.keys import Key, RetryPauses, check_seconds
+from nb_api.controller.core.keys import RetryPauses, check_seconds
 from nb_api.controller.core.owners import OwnerMap, OwnersOf
 from nb_api.controller.core.work_queue import QueueSettings, Taken
 from nb_api.controller.following import CacheFollower
 from nb_api.controller.permits import permits_of
 from nb_api.controller.request import Reconcile, T
-from nb_api.controller.statistics import ControllerStatistics
 from nb_api.controller.work import Work
 from nb_api.coordination.election import Election
 from nb_api.coordination.key_shards import KeyShards
@@ -39,7 +39,7 @@ CLOSE_TIMEOUT_S = 30.0
 INTERVAL_MIN_S = 0.1
 
 
-class Controller(Closeable):
+class Controller(ControllerBase, Closeable):
     """Calls ``reconcile`` with a `Request` for every object of the copy, then for every one that changes or goes.
 
     - One key is worked on by one thread at a time.  Changes that come meanwhile are merged into one more run.
@@ -123,19 +123,6 @@ class Controller(Closeable):
 
     # -- what the program calls
 
-    @property
-    def is_closed(self) -> bool:
-        """`close` was called, or the controller has ended by itself, because its cache was closed for instance."""
-        return self._work.is_stopping
-
-    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> bool:
-        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed, UsageError.
-
-        False when another process has to: the key is in a shard that this one does not hold.  Then nothing is kept.
-        """
-        self._work.check_usable()
-        return put(self._work, table, key, after_s)
-
     def wait_idle(self, *, timeout_s: float) -> None:
         """Return when the copy is complete and nothing is to be done about what it has now, failures included.
 
@@ -147,13 +134,6 @@ class Controller(Closeable):
         self._cache.wait_told(timeout_s=timeout_s)
         self._work.wait_idle(max(deadline - time.monotonic(), 0.0))
         self._work.check_usable()
-
-    def running(self) -> list[tuple[Key, float]]:
-        """The keys that are being worked on, each with for how many seconds, the longest first."""
-        return self._work.running()
-
-    def statistics(self) -> ControllerStatistics:
-        return self._work.statistics()
 
     def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Begin nothing any more, and wait until the calls that run have returned, at most ``timeout_s``.
@@ -177,9 +157,6 @@ class Controller(Closeable):
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._work.lock, self._changed, self._follower, self._threads))
         self._work.inherit()
-
-    def __repr__(self) -> str:
-        return f"<Controller {self._name} {self._work.state}>"
 
     # -- the workers
 
@@ -264,16 +241,3 @@ def owner_map_of(view: CacheView[Any], tables: Sequence[str] | None, owners: Map
         if not cache.is_followed(table):
             raise UsageError(f"table {table!r} is not followed by this cache: nothing would ever run for it")
     return OwnerMap(tables, owners or {}, is_held=cache.is_followed if only is None else only.__eq__)
-
-
-def put(work: Work, table: str, key: str, after_s: float) -> bool:
-    """False when another process has to work on the key.  Raises UsageError."""
-    work.check_table(table)
-    if after_s < 0:
-        after_s = 0.0
-    wanted = Key(table, key)
-    if check_seconds(after_s, "after_s", is_finite=True) > 0:
-        work.put_after(wanted, after_s)
-    else:
-        work.put([wanted])
-    return work.permits.is_wanted(wanted)

@@ -141,11 +141,18 @@ class Work:
                 self.following.unmapped = unmapped
             self.tell_idle()
 
-    def put_after(self, key: Key, after_s: float) -> None:
-        with self.lock:
-            if self.permits.is_wanted(key):
-                self._queue.add_after(key, after_s, self.now())
-                self._wake(1)
+    def enqueue(self, key: Key, after_s: float) -> bool:
+        """What the program wants; False when another process has to work on the key.  Raises Closed, UsageError."""
+        self.check_usable()
+        self._check_table(key.table)
+        if check_seconds(max(after_s, 0.0), "after_s", is_finite=True) > 0:
+            with self.lock:
+                if self.permits.is_wanted(key):
+                    self._queue.add_after(key, after_s, self.now())
+                    self._wake(1)
+        else:
+            self.put([key])
+        return self.permits.is_wanted(key)
 
     def take_moves(self, known: Callable[[], Iterable[Key]]) -> None:
         """Have every key run, of all that are ``known``, that came from another process; forget what is wanted of
@@ -292,7 +299,7 @@ class Work:
         except ValueMismatch:  # counted and logged there
             return None
 
-    def check_table(self, table: str) -> None:
+    def _check_table(self, table: str) -> None:
         """Raises UsageError for a table whose objects the view of the controller does not show."""
         if self._view.only_table not in (None, table):
             raise UsageError(f"the controller works on table {self._view.only_table!r} only, not on {table!r}")

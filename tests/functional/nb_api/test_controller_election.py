@@ -65,6 +65,16 @@ def test_who_does_not_lead_runs_nothing_and_is_ready_to(caplog: pytest.LogCaptur
     assert "Traceback" not in caplog.text
 
 
+def test_a_follower_that_is_closed_runs_nothing_when_it_is_elected_afterwards() -> None:
+    cache, election, runs = ports(5), Scripted(None), Counter[str]()
+    voting: Any = election
+    with Controller(cache, lambda request: runs.update([request.key]), election=voting) as controller:
+        wait_until(lambda: controller.statistics().ready == 5, what="the copy")
+    election.number = 7
+    assert not runs
+    assert controller.statistics().runs == 0
+
+
 def test_who_stops_leading_begins_nothing_and_the_run_is_told() -> None:
     cache, election = ports(5), Scripted(7)
     voting: Any = election

@@ -188,6 +188,20 @@ def test_success_and_a_wanted_time_forget_failures() -> None:
         assert queue.fail(A, 20.0) == 1.0
 
 
+def test_keys_that_failed_and_then_succeeded_leave_nothing_behind() -> None:
+    queue = opened(retries=RetryPauses(1.0, 60.0))
+    keys = [Key("port", f"gone-{number}") for number in range(100)]
+    for key in keys:
+        queue.add(key, 0.0)
+        assert taken(queue, 0.0) == key
+        queue.fail(key, 0.0)
+    for _ in keys:
+        found = taken(queue, 100.0)
+        assert found is not None
+        queue.done(found, 100.0)
+    assert queue.tidy(1000.0) == 0
+
+
 def test_who_gives_up_is_left_alone_until_a_change() -> None:
     queue = opened()
     queue.add(A, 0.0)
