@@ -72,16 +72,18 @@ def _counts(members: Sequence[FleetMember]) -> Markup:
 
 
 def _name(member: FleetMember) -> Cell:
-    return Cell(link(f"/member?key={urllib.parse.quote(member.key)}", member.name), member.name)
+    return Cell(lambda: link(f"/member?key={urllib.parse.quote(member.key)}", member.name), member.name)
 
 
 def _state(member: FleetMember) -> Cell:
-    shown = tag("span", *(joined((state(name), " ")) for name in member.states), title=" ".join(member.why))
+    def shown() -> Markup:
+        return tag("span", *(joined((state(name), " ")) for name in member.states), title=" ".join(member.why))
+
     return Cell(shown, f"{_states().index(member.state):02d} {' '.join(member.states)}")
 
 
 def _seen(member: FleetMember) -> Cell:
-    return Cell(joined((seconds(member.silent_s), " ago")), member.silent_s)
+    return Cell(lambda: joined((seconds(member.silent_s), " ago")), member.silent_s)
 
 
 def _rate(value: float | None) -> Cell:

@@ -21,9 +21,12 @@ T = TypeVar("T")
 
 
 class Cell(NamedTuple):
-    """What is shown, and by what it is sorted; None when it is not known."""
+    """What is shown, or what makes it, and by what it is sorted; None when it is not known.
 
-    shown: Child
+    Of thousands of rows that are sorted, most are not shown.
+    """
+
+    shown: Child | Callable[[], Child]
     order: float | str | None
 
 
@@ -58,9 +61,8 @@ class Column(NamedTuple):
 
 def cell(value: float | str | None, shown: Child = None) -> Cell:
     """A number or a text; an empty one is not known."""
-    if shown is None:
-        shown = known(cut(value, 500) if isinstance(value, str) else value)
-    return Cell(shown, None if value == "" else value)
+    made = (lambda: known(cut(value, 500) if isinstance(value, str) else value)) if shown is None else shown
+    return Cell(made, None if value == "" else value)
 
 
 def parse_query(query: str) -> dict[str, str]:
@@ -113,13 +115,17 @@ def _grid(caption: str, heads: Sequence[Markup], columns: Sequence[Column], rows
     body = []
     for row in rows:
         name, *others = row.cells
-        cells = [tag("th", name.shown, scope="row")]
+        cells = [tag("th", _shown(name), scope="row")]
         for column, one in zip(columns[1:], others, strict=True):
-            cells.append(tag("td", one.shown, class_="number" if column.is_number else None))
+            cells.append(tag("td", _shown(one), class_="number" if column.is_number else None))
         body.append(tag("tr", *cells))
     made = tag("table", tag("caption", caption), tag("thead", tag("tr", *heads)), tag("tbody", *body))
     # It can be scrolled sideways on a narrow screen, with the keyboard too.
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _shown(one: Cell) -> Child:
+    return one.shown() if callable(one.shown) else one.shown
 
 
 def filter_form(path: str, query: Query, states: Sequence[str] = ()) -> Markup:
@@ -149,11 +155,11 @@ def _is_wanted(row: RowView, query: Query) -> bool:
     return not needle or any(needle in str(one.order).casefold() for one in row.cells if one.order is not None)
 
 
-def _sorted(rows: Sequence[RowView], place: int, *, is_falling: bool) -> list[RowView]:
-    rows = list(rows)
-    told = [row for row in rows if row.cells[place].order is not None]
-    told.sort(key=lambda row: _order(row.cells[place].order), reverse=is_falling)
-    return told + [row for row in rows if row.cells[place].order is None]
+def _sorted(rows: Sequence[RowView], place: int, *, is_falling: bool) -> Sequence[RowView]:
+    orders = [row.cells[place].order for row in rows]
+    told = [number for number, order in enumerate(orders) if order is not None]
+    told.sort(key=lambda number: _order(orders[number]), reverse=is_falling)
+    return RowsView(told + [number for number, order in enumerate(orders) if order is None], rows.__getitem__)
 
 
 def _order(value: float | str | None) -> tuple[bool, float, str]:

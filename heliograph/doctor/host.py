@@ -17,7 +17,7 @@ from pubsub_api.errors import DriverDependencyMissing
 PYTHON_MIN = (3, 10)
 OPEN_FILES_MIN = 1024
 YEAR_MIN, YEAR_MAX = 2025, 2200
-DEVELOPER_EXTRAS = frozenset({"all", "test", "bench", "lint"})
+DEVELOPER_EXTRAS = frozenset({"all", "test", "bench", "lint", "browser", "release"})
 
 _REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)(?:\[[^\]]*\])?\s*\(?(?:>=\s*(?P<least>[\d.]+))?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
@@ -72,7 +72,10 @@ def _check_extras(wanted: list[Requirement]) -> Finding:
     present = [it for it in wanted if installed(it.name)]
     old = [it for it in present if not _is_met(it)]
     absent = sorted({it.extra for it in wanted} - {it.extra for it in present})
-    detail = ", ".join(f"{it.extra} ({it.name} {installed(it.name)})" for it in present) or "none installed"
+    libraries: dict[str, list[str]] = {}
+    for it in present:
+        libraries.setdefault(it.extra, []).append(f"{it.name} {installed(it.name)}")
+    detail = ", ".join(f"{extra} ({', '.join(names)})" for extra, names in libraries.items()) or "none installed"
     if absent:
         detail += f"; not installed: {', '.join(absent)}"
     if old:

@@ -23,20 +23,20 @@ from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidTopic
 
 FleetState = Literal[
-    "silent", "clash", "deaf", "behind", "incomplete", "unlinked", "refusing", "trouble", "unknown", "old", "ok"
+    "silent", "clash", "deaf", "behind", "slow", "incomplete", "unlinked", "refusing", "trouble", "unknown", "old", "ok"
 ]
 """How a member is, worst first.
 
 ``silent``: it has told nothing for more than two of its intervals.  ``clash``: another process has its name.
-``deaf``: it refuses all that it hears on the bus.  ``behind``: its copy lacks changes.  ``incomplete``: its copy does
-not count as complete, by its own word.  ``unlinked``: it cannot reach a publisher, or the bus.  ``refusing``: it
-refuses some frames.  ``trouble``: it has a problem of its own.  ``unknown``: its report cannot be read here.
-``old``: others have a newer release.
+``deaf``: it refuses all that it hears on the bus.  ``behind``: its copy lacks changes.  ``slow``: its callbacks do not
+keep up.  ``incomplete``: its copy does not count as complete, by its own word.  ``unlinked``: it cannot reach a
+publisher, or the bus.  ``refusing``: it refuses some frames.  ``trouble``: it has a problem of its own.  ``unknown``:
+its report cannot be read here.  ``old``: others have a newer release.
 """
 STATES: tuple[FleetState, ...] = get_args(FleetState)
 
 BEHIND_S = 2.0
-"""A copy that lacks a change for this long is behind."""
+"""A copy that lacks a change for this long is behind, and callbacks are slow for which so much waits."""
 _GRACE_S = 1.0
 _GAP_MAX_S = 3.0
 """A time without a look counts as this at most: an observer that stood still knows nothing of that time."""
@@ -189,6 +189,8 @@ class FleetJudge:
             found["clash"] = f"another process has this name: on {places}"
         if behind_s >= self._behind_s:
             found["behind"] = f"its copy lacks {behind} changes or more for {behind_s:.0f} s or longer"
+        if slow := _slow(seen.before, report, self._behind_s):
+            found["slow"] = slow
         found |= _own_words(report, is_refusing=self._last - seen.refused_at < _REFUSED_SHOWN_S)
         if _release_order(report.release) < _release_order(newest):
             found["old"] = f"it has release {report.release or '?'}, others {newest}"
@@ -236,6 +238,16 @@ def _own_words(report: FleetReport, *, is_refusing: bool) -> dict[FleetState, st
     if report.problems:
         found["trouble"] = "; ".join(report.problems)
     return found
+
+
+def _slow(before: FleetReport | None, now: FleetReport, behind_s: float) -> str:
+    """Why its callbacks are slow; empty when they are not, or when it is not known."""
+    if before is None or not before.waiting or not now.waiting or now.up_s <= before.up_s:
+        return ""
+    handled_per_s = max(0, now.handled - before.handled) / (now.up_s - before.up_s)
+    if now.waiting < handled_per_s * behind_s:
+        return ""
+    return f"{now.waiting} events wait for its callbacks, which handle {handled_per_s:.0f} a second"
 
 
 def _rates(before: FleetReport | None, now: FleetReport) -> tuple[float | None, float | None]:

@@ -82,7 +82,11 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     received: int = 0
     published: int = 0
     lag: int = 0
-    """Events that wait before callbacks."""
+    """Events that wait before callbacks, operations that are not on disk, events that a group has not acknowledged."""
+    waiting: int = 0
+    """Of these, events of the bus that wait before callbacks."""
+    handled: int = 0
+    """Events of the bus that callbacks got."""
     gaps: int | None = None
     """In streams, that were found; None when it is not told."""
     repaired: int | None = None
@@ -169,6 +173,8 @@ def _add_bus(report: FleetReport, bus: SubscriberStatistics) -> None:
     report.has_bus = True
     report.received += bus.received
     report.lag += bus.lag
+    report.waiting += bus.lag
+    report.handled += bus.received
     report.gaps = (report.gaps or 0) + bus.repair.gaps
     report.repaired = (report.repaired or 0) + bus.repair.repaired
     report.lost += bus.lost

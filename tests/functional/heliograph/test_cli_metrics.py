@@ -218,7 +218,59 @@ def test_the_alerts_are_about_what_is_told_and_are_explained(names: dict[str, st
     assert explained == [rule["alert"] for rule in rules]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the path")
+_NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the path")
+
+FIRING = {
+    "HeliographNotReady": ("heliograph_process_is_ready{}", "0x60"),
+    "HeliographEventsLost": ("heliograph_subscriber_lost_total{}", "0 0 5x58"),
+    "HeliographResyncsOften": ("heliograph_subscriber_resyncs_total{}", "0+1x60"),
+    "HeliographLinksDown": ("heliograph_subscriber_links_down{}", "1x60"),
+    "HeliographFramesRefused": ('heliograph_subscriber_bad_frames_total{kind="BadSignature"}', "0+3x60"),
+    "HeliographCallbackBehind": ("heliograph_subscriber_lag{}", "20000x60"),
+    "HeliographPublisherCannotSend": ("heliograph_publisher_send_failures_total{}", "0+2x60"),
+    "HeliographCopyNotComplete": ("heliograph_local_cache_is_synced{}", "0x60"),
+    "HeliographOutboxGrows": ("heliograph_publisher_service_outbox{}", "2000x60"),
+    "HeliographServiceFailed": ("heliograph_publisher_service_is_well{}", "0x60"),
+    "HeliographGroupBehind": ("heliograph_group_oldest_seconds{}", "0+60x60"),
+    "HeliographGroupNotLed": ("heliograph_group_is_led{}", "0x60"),
+    "HeliographLogHasHoles": ("heliograph_recorder_missing_total{}", "0+1x60"),
+    "HeliographHistoryNotComplete": ("heliograph_name_space_is_complete{}", "0x60"),
+    "HeliographHistoryConflict": ("heliograph_name_space_conflicts{}", "1x60"),
+}
+"""Alert -> what is told, minute by minute, of a process to which it has to be raised."""
+WELL = {"is_ready": "1x60", "is_synced": "1x60", "is_well": "1x60", "is_led": "1x60", "is_complete": "1x60"}
+"""Of a process to which none is: these fields, and of all others 0."""
+
+
+@_NEEDS_PROMTOOL
+def test_each_alert_is_raised_to_whom_it_concerns_and_to_no_other(tmp_path: pathlib.Path) -> None:
+    series, expected = [], []
+    for alert, (metric, bad) in FIRING.items():
+        labels = f'instance="{alert}"'
+        name, _, rest = metric.partition("{")
+        good = next((values for field, values in WELL.items() if name.endswith(field)), "0x60")
+        for instance, values in ((labels, bad), ('instance="well"', good)):
+            series.append({"series": f"{name}{{{', '.join(filter(None, (instance, rest[:-1])))}}}", "values": values})
+        expected.append({"expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})', "eval_time": "40m",
+                         "exp_samples": [{"labels": "{}", "value": 1}]})  # fmt: skip
+    expected.append({"expr": 'count(ALERTS{instance="well"})', "eval_time": "40m", "exp_samples": []})
+    # Lost once, long ago: over.
+    expected[1] = {**expected[1], "eval_time": "5m"}
+    file = tmp_path / "tests.yml"
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", os.fspath(file)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_been_tried() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    assert list(FIRING) == [rule["alert"] for rule in rules]
+
+
+@_NEEDS_PROMTOOL
 def test_promtool_accepts_rules_and_expressions(tmp_path: pathlib.Path) -> None:
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True, timeout=PATIENCE_S)
     expressions = _expressions(json.loads(DASHBOARD.read_text()))

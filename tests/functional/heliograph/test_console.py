@@ -9,13 +9,16 @@ import pathlib
 import re
 import signal
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import durable_log
+import pubsub_api
 from durability_service.core.messages import Epoch
 from durability_service.protocol import ServiceStatus, SpaceStatus
 from heliograph import exits
@@ -27,11 +30,12 @@ from nb_api import DbApi, fleet
 from nb_api.fleet.report import CopyReport, FleetReport, write
 from nb_api.fleet.reporter import release
 from nb_api.loading import open_db
+from pubsub_api import reporting
 from pubsub_api.testing.child import START_S
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.core.events import GroupEvent
 from tests.functional.heliograph.test_cli import Command
-from tests.helpers import consoles
+from tests.helpers import consoles, scraping
 from tests.helpers.group_nodes import Source
 from tests.helpers.nb_tools import sqlite_url
 from tests.helpers.waiting import wait_until
@@ -155,6 +159,35 @@ def test_of_500_members_a_part_is_shown_and_all_are_counted(db: DbApi, url: str)
         assert console.get("/controllers?page=-1&sort=nothing&state=x&q=%00").status == 200
         assert "1 of 501 expected members does not answer" in console.get("/").body
         assert "499 members ok" in console.get("/topology").body
+
+
+def test_a_subscriber_whose_callback_hangs_is_the_first_row_and_all_tell_the_same_of_it(
+    db: DbApi, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    may_return = threading.Event()
+    with pubsub_api.open("memory://hangs") as session, contextlib.ExitStack() as members:
+        publisher = session.publisher()
+        subscriber = session.subscriber(["t/#"], lambda _event: may_return.wait(60))
+        subscriber.wait_ready(timeout_s=60)
+        members.callback(may_return.set)
+        for number in range(100):
+            publisher.send_event(pubsub_api.Event(topic="t/1", table="port", key=f"p{number}", action="set"))
+        members.enter_context(fleet.report(db, session, name="hangs", interval_s=0.1))
+        members.enter_context(fleet.report(db, name="a-well-one", interval_s=0.1))
+        with consoles.opened("--db", url) as console:
+            row = console.wait_shown("/subscribers", "slow</span>").partition("<tbody>")[2].partition("</tr>")[0]
+            assert ">hangs</a>" in row
+            assert ">99</td>" in row
+            why = "99 events wait for its callbacks, which handle 0 a second"
+            assert f"1 member is slow: hangs: {why}." in console.wait_shown("/", "slow:")
+        assert main(["fleet", "--db", url, "--name", "hangs", "--watch", "0", "--json"]) == exits.OK
+        [member] = json.loads(capsys.readouterr().out)["members"]
+        assert (member["report"]["lag"], member["report"]["handled"]) == (99, subscriber.statistics().received)
+        endpoint = members.enter_context(reporting.serve("127.0.0.1:0"))
+        endpoint.report.add_session(session)
+        with urllib.request.urlopen(f"{endpoint.url}/metrics") as answer:
+            values = scraping.check(answer.read().decode()).values
+        assert [value for (name, _), value in values.items() if name == "heliograph_subscriber_lag"] == [99]
 
 
 def test_fifty_viewers_share_what_is_made(db: DbApi, url: str) -> None:

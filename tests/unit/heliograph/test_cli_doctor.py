@@ -263,6 +263,7 @@ def test_requirements_are_read_from_the_metadata() -> None:
         'pyzmq>=26; extra == "zmq"',
         "redis[hiredis]>=5.1; extra == 'redis'",
         'x; extra == "test"',
+        'playwright>=1.50; extra == "browser"',
     ]
     assert host.requirements(lines) == [
         host.Requirement("msgpack", "1.0.5", ""),
@@ -281,6 +282,13 @@ def test_missing_and_old_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extras.status == "warning"
     assert "not installed: metrics" in extras.detail
     assert extras.fix == "pip install --upgrade 'heliograph[zmq]'"
+
+
+def test_an_extra_of_several_libraries_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _name: [f'{x}>=1; extra == "log"' for x in ("a", "b")])
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "2")
+    _needed, extras = host.check_libraries(PATIENT)
+    assert extras.detail == "log (a 2, b 2)"
 
 
 def test_a_package_that_is_only_importable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,20 @@ class TestOwnWords:
         assert watch.states(report(refused=3, **gone)) == [("ok",)]
         assert watch.states(report(count=2, refused=4, **gone)) == [("deaf",)]
 
+    def test_callbacks_that_do_not_keep_up_are_slow(self) -> None:
+        watch = Watch()
+        heard = {"has_bus": True, "links_up": 1, "publishers": 1}
+        assert watch.states(report(up_s=1.0, waiting=500, handled=0, **heard)) == [("ok",)], "one report says little"
+        assert watch.states(report(count=2, up_s=2.0, waiting=500, handled=400, **heard)) == [("ok",)], "a short while"
+        [found] = watch.see(report(count=3, up_s=3.0, waiting=900, handled=800, **heard))
+        assert (found.states, found.why) == (
+            ("slow",),
+            ("900 events wait for its callbacks, which handle 400 a second",),
+        )
+        [found] = watch.see(report(count=4, up_s=4.0, waiting=1, handled=800, **heard))
+        assert found.states == ("slow",), "a callback that hangs"
+        assert watch.states(report(count=5, up_s=5.0, waiting=0, handled=801, **heard)) == [("ok",)]
+
     def test_releases_are_numbers(self) -> None:
         found = Watch().see(report("a", release="0.9"), report("b", release="0.10.1"), report("c", release=""))
         assert {one.name: one.state for one in found} == {"a": "old", "b": "ok", "c": "old"}
