@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import shutil
+import subprocess
 import sys
 import tarfile
 import urllib.request
@@ -61,4 +62,7 @@ def fetched(directory: pathlib.Path) -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{found() or fetched(pathlib.Path(sys.argv[1]))}\n")
+    browser = found() or str(fetched(pathlib.Path(sys.argv[1])))
+    # It may lack libraries of the system.
+    subprocess.run([browser, "--no-sandbox", "--version"], check=True, stdout=sys.stderr, timeout=_PATIENCE_S)
+    sys.stdout.write(f"{browser}\n")

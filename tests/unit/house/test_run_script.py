@@ -32,7 +32,8 @@ class Checkout:
         self.notes = folder / "notes"
         (self.root / "pubsub_api").mkdir(parents=True)
         (self.root / "pubsub_api" / "__init__.py").touch()
-        for name in ("run", "setup.cfg", "pyproject.toml"):
+        (self.root / ".ci").mkdir()
+        for name in ("run", ".ci/run", "setup.cfg", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root / name)
 
     def make_environment(self) -> None:
@@ -42,10 +43,12 @@ class Checkout:
             program.write_text(NOTE_TAKER.format(notes=self.notes))
             program.chmod(0o755)
 
-    def run(self, *args: str, cwd: pathlib.Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *args: str, cwd: pathlib.Path | None = None, script: str = "run", **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if name not in ("HELIOGRAPH_VENV", "PYTHON")}
         return subprocess.run(
-            [str(self.root / "run"), *args],
+            [str(self.root / script), *args],
             cwd=cwd or self.root,
             env={**clean, **environ},
             capture_output=True,
@@ -123,6 +126,21 @@ def test_a_verb_installs_what_it_needs_and_passes_arguments_on(
     assert is_installation(installation)
     assert installation.endswith(f"{checkout.root}[{extras}]")
     assert [call.replace(str(checkout.venv), "VENV") for call in work] == expected
+
+
+@pytest.mark.parametrize(
+    ("broken", "status"),
+    [("nothing", 0), ("chromium", 0), ("[all,browser,test]", 0), ("browser.py", 7), ("numprocesses", 7)],
+)
+def test_integration_fails_with_a_test_and_not_for_want_of_a_browser(
+    checkout: Checkout, broken: str, status: int
+) -> None:
+    checkout.make_environment()
+    with (checkout.venv / "bin" / "python").open("a") as program:
+        program.write(f'case "$*" in *"{broken}"*) exit 7;; esac\n')
+    done = checkout.run(script=".ci/run")
+    assert done.returncode == status, done.stderr
+    assert any("numprocesses" in call for call in checkout.calls())
 
 
 def test_a_second_call_starts_at_once(checkout: Checkout) -> None:
