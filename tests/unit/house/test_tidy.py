@@ -174,10 +174,12 @@ def test_every_helper_of_tests_is_found_by_what_it_is_for() -> None:
     assert sorted(set(listed) - {"etc"}) == sorted(path.stem for path in trees() if path.parent == folder)[1:]
 
 
-def test_the_changelog_has_an_entry_for_the_version_to_come() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    unreleased = changelog.partition("## [Unreleased]")[2].partition("\n## ")[0]
-    assert re.search(r"^- \S", unreleased, re.MULTILINE), "CHANGELOG.md has no line under [Unreleased]"
+def test_the_changelog_has_this_version_and_a_place_for_what_comes_after_it() -> None:
+    _, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    version = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert version is not None
+    assert [text.split("]")[0] for text in releases[:2]] == ["[Unreleased", f"[{version[1]}"]
+    assert re.search(r"^- \S", releases[1], re.MULTILINE), "nothing is said of this version"
 
 
 @pytest.mark.parametrize(
