@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 
 import pubsub_api
 from heliograph import exits, options
+from heliograph.demo import recording
 from heliograph.demo.screens import COLUMNS, LiveScreen, PlainScreen, Screen, cells
 from heliograph.demo.settings import FILTER
 from heliograph.demo.steps import Demonstration, Outcome, Plan
@@ -30,6 +32,7 @@ EXAMPLES = """\
   heliograph demo
   heliograph demo --controllers 8 --seconds 20
   heliograph demo --driver zenoh
+  heliograph demo --controllers 8 --svg /tmp/demo.svg
   heliograph demo --bus redis://127.0.0.1:6379/0
 """
 
@@ -53,19 +56,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver", metavar="NAME", default="zmq", help="on this machine, at its usual address (default: zmq)"
     )
     options.add_bus(bus, "driver and server, as in redis://127.0.0.1:6379/0")
-    options.add_json(parser, "the outcome as one JSON object")
+    how = parser.add_mutually_exclusive_group()
+    options.add_json(how, "the outcome as one JSON object")
+    how.add_argument("--svg", metavar="FILE", type=pathlib.Path, help="keep what was shown as a picture, too")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, DemoProcessDied."""
+    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, DemoProcessDied, OSError."""
     plan = make_plan(args)
     check_server(plan)
+    if args.svg is not None:
+        output.console = console = recording.recording_console()
     with _screen(output) as screen:
         outcome = Demonstration(plan, screen).run()
     if args.json:
         output.record(outcome)
     else:
         _show(output, outcome)
+    if args.svg is not None:
+        recording.save(console, args.svg)
     return exits.OK if outcome.is_equal else exits.FAILED
 
 
@@ -111,7 +120,8 @@ def check_server(plan: Plan) -> None:
 def _screen(output: Output) -> Screen:
     if output.is_json:
         return Screen()
-    return LiveScreen(output.console) if output.console.is_terminal else PlainScreen(output.console)
+    is_live = output.console.is_terminal and not output.console.record
+    return LiveScreen(output.console) if is_live else PlainScreen(output.console)
 
 
 def _show(output: Output, outcome: Outcome) -> None:
@@ -122,7 +132,10 @@ def _show(output: Output, outcome: Outcome) -> None:
     if outcome.is_equal:
         output.line(
             f"Proven: all {len(rows)} copies are equal to the database, {outcome.rows} objects after "
-            f"{outcome.revision} changes, {outcome.settled_s:.1f} s after the last one. "
+            f"{outcome.revision} changes, {outcome.settled_s:.1f} s after the last one.",
+            style="bold green",
+        )
+        output.line(
             f"{outcome.total('dropped')} frames were lost on the way, {outcome.total('repaired')} events repaired, and "
             f"{outcome.total('resyncs')} resyncs made, the first of each controller included.",
             style="bold green",

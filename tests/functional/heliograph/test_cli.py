@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import pathlib
@@ -302,12 +303,18 @@ def test_demo_proves_its_point(driver: str) -> None:
     assert all(it["received"] and it["resyncs"] >= 1 for it in outcome["controllers"])
 
 
-def test_demo_for_people() -> None:
-    demo = run("demo", "--seconds", "1", "--controllers", "1", "--rate", "50", "--url", own_url())
+def test_demo_for_people(tmp_path: pathlib.Path) -> None:
+    picture = tmp_path / "demo.svg"
+    demo = run(
+        "demo", "--seconds", "1", "--controllers", "1", "--rate", "50", "--url", own_url(), "--svg", str(picture)
+    )
     assert demo.process.returncode == exits.OK, demo.errors
     shown = "".join(demo.out)
+    drawn = html.unescape(picture.read_text()).replace("\N{NO-BREAK SPACE}", " ")
     for scene in ("SIGSTOP", "goes on", "SIGKILL", "is back", "the changes stop", "Proven: all 1 copies are equal"):
         assert scene in shown
+        assert scene in drawn
+    assert "url(http" not in drawn, "it asks no other host"
 
 
 def test_an_interrupted_demo_leaves_nothing_behind() -> None:

@@ -243,6 +243,8 @@ def test_results_are_stored_and_drawn(tmp_path: pathlib.Path) -> None:
     content = json.loads(stored.read_text())
     assert content["outcomes"][0]["checks"][0]["met"] is True
     assert chart.draw(stored).read_bytes().startswith(b"\x89PNG")
+    chart.draw_rates(stored, tmp_path / "rates.svg")
+    assert ">10</text>" in (tmp_path / "rates.svg").read_text()
 
 
 def test_the_report_names_cases_and_verdicts() -> None:

@@ -7,6 +7,7 @@ import configparser
 import dataclasses
 import importlib
 import importlib.metadata
+import json
 import pathlib
 import re
 import shlex
@@ -326,6 +327,15 @@ def test_pictures_are_sound() -> None:
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_the_chart_of_the_benchmark_shows_its_results() -> None:
+    images = ROOT / "docs" / "images"
+    outcomes = json.loads((images / "throughput.json").read_text())["outcomes"]
+    drawn = (images / "throughput.svg").read_text()
+    rates = [row["events/s"] for outcome in outcomes for row in outcome["rows"]]
+    assert len(rates) >= 4
+    assert all(f">{rate:,.0f}<" in drawn for rate in rates), "run python -m bench.chart"
 
 
 def test_examples_are_short() -> None:
