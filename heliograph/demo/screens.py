@@ -61,9 +61,10 @@ class PlainScreen(Screen):
         self._console.print(f"{at_s:5.1f} s  {text}", soft_wrap=True)
 
     def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
-        if controllers and time.monotonic() - self._last >= _LINE_INTERVAL_S:
+        told = [process.state["revision"] for process, _ in controllers if "revision" in process.state]
+        if told and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
-            lags = sorted(max(0, revision - process.state.get("revision", 0)) for process, _ in controllers)
+            lags = sorted(max(0, revision - one) for one in told)
             line = f"{revision} changes; behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
             self._console.print(f"         {line}", soft_wrap=True)
 
