@@ -66,7 +66,7 @@ def _set_up_oslo_log(config_files: Sequence[str]) -> None:
 
     try:
         from oslo_config import cfg
-        from oslo_log import log  # type: ignore[import-not-found,unused-ignore]  # of the extra "oslo"
+        from oslo_log import log
     except ImportError as error:
         raise DriverDependencyMissing("--log-format oslo needs oslo.log: pip install 'heliograph[oslo]'") from error
     conf = cfg.ConfigOpts()
