@@ -9,14 +9,14 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
-from pubsub_api.core.sending.publisher import Outgoing, Predecessor, PublisherCore
+from pubsub_api.core.sending.publisher import Outgoing, Predecessor
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
-from pubsub_api.testing.simulator.network import BROKER, Network
-from pubsub_api.testing.simulator.world import Violation, World
+from pubsub_api.testing.simulator.network import BROKER
+from pubsub_api.testing.simulator.world import Violation
 
 if TYPE_CHECKING:
-    from pubsub_api.testing.simulator.oracle import Oracle
+    from pubsub_api.testing.simulator.scenario import Scenario
 
 # The runtime's threads sleep at least this long, so time always moves.
 TICK_S = 0.001
@@ -28,21 +28,11 @@ class SimPublisher:
     """One life of a publisher: a restart makes a new one with the same name and address."""
 
     def __init__(
-        self,
-        world: World,
-        network: Network,
-        oracle: Oracle,
-        settings: PublisherSettings,
-        *,
-        core_class: type[PublisherCore],
-        name: str,
-        address: str,
-        life: int = 1,
-        predecessor: Predecessor | None = None,
-    ) -> None:
-        self.world = world
-        self.network = network
-        self.oracle = oracle
+        self, scenario: Scenario, settings: PublisherSettings, *, name: str, address: str, life: int,
+        predecessor: Predecessor | None,
+    ) -> None:  # fmt: skip
+        world = self.world = scenario.world
+        self.network, self.oracle = scenario.network, scenario.oracle
         self.name = name
         self.address = address
         self.life = life
@@ -50,13 +40,9 @@ class SimPublisher:
         self.is_alive = True
         self.born = world.now
         self.announcements = 0
-        self.link = network.new_link(BROKER, self._on_link)
-        self.core = core_class(
-            settings,
-            guid=world.random.randbytes(frames.GUID_BYTES),
-            name=name,
-            now=world.now,
-            predecessor=predecessor,
+        self.link = self.network.new_link(BROKER, self._on_link)
+        self.core = scenario.cores.publisher(
+            settings, guid=world.random.randbytes(frames.GUID_BYTES), name=name, now=world.now, predecessor=predecessor
         )
         self._clock = HybridClock(10**9)
         self._wake_at = float("inf")

@@ -52,7 +52,7 @@ class Scenario:
         self.publishers: dict[str, SimPublisher] = {}
         """The latest life at each address."""
         self._is_name_shared = not profile.is_faultless and world.chance(0.05)
-        self._over_delivers = profile.over_delivery and world.chance(0.3)
+        self.over_delivers = profile.over_delivery and world.chance(0.3)
 
     def run(self) -> None:
         """Raises Violation."""
@@ -121,11 +121,8 @@ class Scenario:
         if self.profile.is_repairable and not self.network.caches:
             cache = BIG_CACHE
         publisher = self.publishers[address] = SimPublisher(
-            self.world,
-            self.network,
-            self.oracle,
+            self,
             dataclasses.replace(self.profile.publisher, cache=cache),
-            core_class=self.cores.publisher,
             name="shared" if self._is_name_shared else f"host/{address}",
             address=address,
             life=former.life + 1 if former else 1,
@@ -144,21 +141,15 @@ class Scenario:
         if not self.profile.is_faultless and self.world.chance(0.1):
             settings = dataclasses.replace(settings, query_interval_s=0.7)
         SimSubscriber(
-            self.world,
-            self.network,
-            self.oracle,
+            self,
             dataclasses.replace(
                 settings,
                 verify_after_reconnect=not self.network.is_broker,
                 scopes_max=2 if self.network.is_broker else 0,  # few, so that both dividing and joining happen
             ),
-            core_class=self.cores.subscriber,
             name=name,
             filters=sorted(filters) if len(self.topics) <= 20 else ["#"],
             history=history,
-            over_delivers=self._over_delivers,
-            queue_bytes_max=self.profile.queue_bytes_max,
-            consume_s=self.world.between(*self.profile.consume_s),
         ).start()
 
     def draw_filter(self) -> str:

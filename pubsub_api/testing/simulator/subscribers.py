@@ -12,15 +12,14 @@ from pubsub_api.core.events import decode_events
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
-from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
-from pubsub_api.testing.simulator.network import Network, SimulatedLink
+from pubsub_api.testing.simulator.network import SimulatedLink
 from pubsub_api.testing.simulator.publishers import TICK_S
-from pubsub_api.testing.simulator.world import Violation, World
+from pubsub_api.testing.simulator.world import Violation
 
 if TYPE_CHECKING:
-    from pubsub_api.testing.simulator.oracle import Oracle
+    from pubsub_api.testing.simulator.scenario import Scenario
 
 INBOX_FRAMES_MAX = 60
 """What a transport keeps for a process that stands still; the rest is lost."""
@@ -36,42 +35,35 @@ class SimSubscriber:
 
     def __init__(
         self,
-        world: World,
-        network: Network,
-        oracle: Oracle,
+        scenario: Scenario,
         settings: SubscriberSettings,
         *,
-        core_class: type[SubscriberCore],
         name: str,
         filters: list[str],
         history: History | None,
-        over_delivers: bool,
-        queue_bytes_max: int,
-        consume_s: float,
     ) -> None:
-        self.world = world
-        self.network = network
-        self.oracle = oracle
+        world = self.world = scenario.world
+        self.network, self.oracle = scenario.network, scenario.oracle
         self.name = name
         self.is_alive = True
         self.is_frozen = False
         self.is_slow = False
         self._is_draining = False
         self.has_history = history is not None
+        self._consume_s = world.between(*scenario.profile.consume_s)
         self._guid = world.random.randbytes(frames.GUID_BYTES)
-        self.core = core_class(
+        self.core = scenario.cores.subscriber(
             settings, filters, guid=self._guid, now=world.now, jitter=world.random.random, history=history
         )
         self._in_effect = FilterSet(filters)
         """What the transport delivers."""
         self._listened: dict[str, bool] = {}
-        self._over_delivers = over_delivers
+        self._over_delivers = scenario.over_delivers
         self._links: dict[str, SimulatedLink] = {}
         self._inbox: list[Arrival] = []
         self._queue: deque[Delivery | Resync] = deque()
-        self._queue_bytes_max = queue_bytes_max
+        self._queue_bytes_max = scenario.profile.queue_bytes_max
         self.queue_bytes = 0
-        self._consume_s = consume_s
         self._is_consuming = False
         self._wake_at = float("inf")
         self._idle_polls = 0

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pubsub_api.testing.simulator.world import World
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.testing.simulator import profiles
 from shared_subscriptions.testing.simulator.leading import SimLeading
 from shared_subscriptions.testing.simulator.programs import SimProgram
-from shared_subscriptions.testing.simulator.store import SimStore
 
 if TYPE_CHECKING:
-    from shared_subscriptions.testing.simulator.network import Network
-    from shared_subscriptions.testing.simulator.oracle import Oracle
-    from shared_subscriptions.testing.simulator.scenario import Cores
+    from shared_subscriptions.testing.simulator.scenario import Scenario
 
 TICK_S = 0.025
 PATIENCE_S = 3.0
@@ -30,12 +26,8 @@ PATIENCE_S = 3.0
 class SimHost:
     """One life of a process.  ``name`` is its address, and never used again."""
 
-    def __init__(
-        self, world: World, network: Network, store: SimStore, oracle: Oracle, cores: Cores, *,
-        name: str, member_name: str, drift: float, failing: float, hanging: float, is_exclusive: bool,
-        on_death: Callable[[SimHost], None],
-    ) -> None:  # fmt: skip
-        self.world = world
+    def __init__(self, scenario: Scenario, *, name: str, member_name: str) -> None:
+        world = self.world = scenario.world
         self.name = name
         self.member_name = member_name
         self.is_alive = True
@@ -47,10 +39,11 @@ class SimHost:
         self.is_leaving = False
         self.subscriptions: list[int] = []
         """Those that are wanted."""
-        self._rate = 1.0 + drift
+        self._rate = 1.0 + scenario.profile.clock_drift * world.between(-1.0, 1.0)
+        is_exclusive = world.chance(0.5)
         self._start = world.between(0.0, 1000.0)
-        self._network, self._store, self._oracle = network, store, oracle
-        self._on_death = on_death
+        self._network, self._store, self._oracle = scenario.network, scenario.store, scenario.oracle
+        self._on_death = scenario.on_death
         self._told_ends: tuple[int, ...] = ()
         self._serial = 0
         self._inbox: list[tuple[str, m.Message]] = []
@@ -59,17 +52,15 @@ class SimHost:
         self.homes: dict[str, str] = {}
         """Borrower -> the host that it was heard from."""
         self._ping_all_at = 0.0
-        self.handler = cores.handler(
+        self.handler = scenario.cores.handler(
             profiles.BORROWER,
             profiles.DELIVERY,
             self._new_id,
             name=member_name,
             progress_interval_s=profiles.PROGRESS_S,
         )
-        self.leading = SimLeading(self, store, oracle, cores)
-        self.program = SimProgram(
-            self, store, oracle, failing=failing, hanging=hanging, is_exclusive=is_exclusive
-        )  # fmt: skip
+        self.leading = SimLeading(self, self._store, self._oracle, scenario.cores)
+        self.program = SimProgram(self, self._store, self._oracle, scenario.profile, is_exclusive=is_exclusive)
         self._tick()
 
     @property

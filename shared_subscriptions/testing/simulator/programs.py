@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class SimProgram:
-    """``failing`` and ``hanging`` are shares of events and batches; exclusive, as `Handler.next_batch` has it."""
+    """Fails and hangs as often as the profile says; exclusive, as `Handler.next_batch` has it."""
 
     def __init__(
-        self, host: SimHost, store: SimStore, oracle: Oracle, *, failing: float, hanging: float, is_exclusive: bool
+        self, host: SimHost, store: SimStore, oracle: Oracle, profile: profiles.Profile, *, is_exclusive: bool
     ) -> None:
         self._host, self._handler, self._world = host, host.handler, host.world
         self._store, self._oracle = store, oracle
-        self._failing, self._hanging = failing, hanging
+        self._failing, self._hanging = profile.failing, profile.hanging
         self._is_exclusive = is_exclusive
         self._calls = 0
         self._hung: set[int] = set()

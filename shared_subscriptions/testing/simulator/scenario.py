@@ -49,7 +49,7 @@ class Scenario:
         self.store = SimStore(world, shards, profile.store_failures, profile.slow_writes)
         self.oracle = Oracle(world, self.store, is_crashing_only=profile.is_crashing_only)
         self.duration_s = world.between(*profile.duration_s)
-        self._cores = cores
+        self.cores = cores
         self._by_name: dict[str, SimHost] = {}
         self.network.host_of = self._by_name.get
         self._members = 0
@@ -140,12 +140,7 @@ class Scenario:
 
     def _start(self, member_name: str) -> SimHost:
         self._members += 1
-        host = SimHost(
-            self.world, self.network, self.store, self.oracle, self._cores,
-            name=f"host{self._members}", member_name=member_name or f"member{self._members}",
-            drift=self.profile.clock_drift * self.world.between(-1.0, 1.0), failing=self.profile.failing,
-            hanging=self.profile.hanging, is_exclusive=self.world.chance(0.5), on_death=self.on_death,
-        )  # fmt: skip
+        host = SimHost(self, name=f"host{self._members}", member_name=member_name or f"member{self._members}")
         self.oracle.hosts.append(host)
         self._by_name[host.name] = host
         return host

@@ -27,6 +27,19 @@ LIBRARIES = (
 
 PRODUCT = (*LIBRARIES, "heliograph")
 
+PACKAGE_LINES_MAX = {
+    "drivers": 20_430,
+    "durability_service": 9_570,
+    "durable_log": 7_930,
+    "heliograph": 11_410,
+    "nb_api": 17_610,
+    "publisher_service": 3_430,
+    "pubsub_api": 19_320,
+    "shared_subscriptions": 10_720,
+    "spark_pipeline": 4_990,
+}
+"""Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
+
 SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
 UNLIMITED = {pathlib.Path(name) for name in ("etc/heliograph.conf", "docs/modules.md", "CHANGELOG.md")}
@@ -98,6 +111,13 @@ def test_files_are_short_enough_to_read() -> None:
 def _lines_max(path: pathlib.Path) -> int:
     is_product = path.suffix == ".py" and path.parts[0] in PRODUCT
     return PRODUCT_FILE_LINES_MAX if is_product else FILE_LINES_MAX
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_a_package_grows_by_decision(package: str) -> None:
+    files = [path for path in python_files() if path.parts[0] == package]
+    lines = sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in files)
+    assert lines <= PACKAGE_LINES_MAX[package], f"{package} has {lines} lines: shorten it, or raise its bound"
 
 
 def test_functions_are_short_enough_to_read() -> None:
