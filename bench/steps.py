@@ -1,9 +1,12 @@
 """How many steps of the interpreter a lone change takes: ``python -m bench.steps write etcd``, ``... follow sqlite``.
 
+Or a lone event on the bus alone: ``python -m bench.steps send zmq``, ``... receive zmq``.
+
 A step is one bytecode instruction.  Their number is the same on a busy machine as on a quiet one, which times are not.
 So it tells what a change of the code did to the way of a change, where nothing else does.  What C code and the system
 do is not in it.  Counted are the thread that writes, from the call of `NbApi.put` until it returns, or the thread that
-receives, from being woken until it waits again.
+receives, from being woken until it waits again.  Of an event on the bus they are the caller of `Publisher.send_event`
+and the same receiver, with a callback that does nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ import contextlib
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from bench import database_servers
+from bench import catalog, database_servers, events
 from bench.change_ends import OBJECTS, CopySink, object_write
 from bench.change_systems import OURS
 from bench.ours import QUIET_S
+from bench.sinks import Sink
 from pubsub_api.subscribing import inline_dispatch
 
 CHANGES = 200
+_BUSES = ("redis", "zmq")
+"""Those whose frames are received by a thread of Python."""
 _ROWS = 30
 _RECEIVING = ("zmq-subscriber", "redis-link")
 """How the names of the threads begin that receive."""
@@ -58,16 +65,55 @@ class StepCounter:
             print(f"{steps / CHANGES:8.1f} steps {self.calls[name] / CHANGES:6.2f} calls  {name}")
 
 
+@contextlib.contextmanager
+def _callbacks_at_ease() -> Iterator[None]:
+    """Counting takes its time, and a callback that takes long is called by another thread."""
+    with contextlib.ExitStack() as stack:
+        for limit in ("MOMENT_S", "LENT_MAX_S"):
+            stack.callback(setattr, inline_dispatch, limit, getattr(inline_dispatch, limit))
+            setattr(inline_dispatch, limit, _ANY_TIME_S)
+        yield
+
+
+class _LoneSink(Sink):
+    """Tells of each event."""
+
+    def __init__(self) -> None:
+        super().__init__(2 * CHANGES, int)
+        self.came = threading.Semaphore(0)
+
+    def on_event(self, _event: Any) -> None:
+        self.came.release()
+
+
+def count_bus(side: str, driver: str) -> StepCounter:
+    """``side`` is send or receive."""
+    counter = StepCounter()
+    sink = _LoneSink()
+    with catalog.transport(driver) as transport, contextlib.ExitStack() as stack, _callbacks_at_ease():
+        sender = transport.ours.open_sender()
+        stack.callback(sender.close)
+        if side == "receive":
+            threading.settrace(counter.trace_receiving)
+        stack.callback(transport.ours.open_receiver(sender.address, events.topic(), sink).close)
+        threading.settrace(None)  # type: ignore[arg-type]
+        for number in range(2 * CHANGES):
+            counter.is_on = number >= CHANGES
+            before = sys.gettrace()
+            sys.settrace(counter.trace if side == "send" else before)
+            sender.send(events.topic(), number)
+            sys.settrace(before)
+            sink.came.acquire(timeout=QUIET_S)  # so that each comes alone
+        counter.is_on = False
+    return counter
+
+
 def count(side: str, database: str) -> StepCounter:
     """``side`` is write or follow."""
     counter = StepCounter()
     (system,) = (one for one in OURS if one.database == database)
     assert system.follower is not None
-    with contextlib.ExitStack() as stack:
-        # Counting takes its time, and a callback that takes long is called by another thread.
-        for limit in ("MOMENT_S", "LENT_MAX_S"):
-            stack.callback(setattr, inline_dispatch, limit, getattr(inline_dispatch, limit))
-            setattr(inline_dispatch, limit, _ANY_TIME_S)
+    with contextlib.ExitStack() as stack, _callbacks_at_ease():
         server = stack.enter_context(database_servers.running(database))
         url = server.new_url()
         bus = system.bus if system.bus.startswith("zmq") else url.partition("?")[0]
@@ -94,7 +140,11 @@ def count(side: str, database: str) -> StepCounter:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.steps", description=__doc__.partition("\n")[0])
-    parser.add_argument("side", choices=["write", "follow"])
-    parser.add_argument("database", choices=sorted({one.database for one in OURS}))
+    sides = parser.add_subparsers(dest="side", required=True)
+    for side in ("write", "follow"):
+        sides.add_parser(side).add_argument("system", choices=sorted({one.database for one in OURS}))
+    for side in ("send", "receive"):
+        sides.add_parser(side).add_argument("system", choices=_BUSES)
     wanted = parser.parse_args()
-    count(wanted.side, wanted.database).show()
+    counted = count if wanted.side in ("write", "follow") else count_bus
+    counted(wanted.side, wanted.system).show()

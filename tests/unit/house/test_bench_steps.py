@@ -17,3 +17,14 @@ def test_the_steps_of_a_change_are_counted_by_function(side: str, part: str, mon
     assert 1 <= counted.calls[name] <= 5
     assert counted.steps[name] > counted.calls[name]
     assert limits == (inline_dispatch.MOMENT_S, inline_dispatch.LENT_MAX_S)
+
+
+@pytest.mark.parametrize(("side", "part"), [("send", "publisher.py:send_event"), ("receive", "dispatching.py:tell")])
+def test_the_steps_of_an_event_on_the_bus_are_counted_too(
+    side: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "CHANGES", 5)
+    counted = steps.count_bus(side, "zmq")
+    (name,) = (name for name in counted.calls if name.endswith((f"publishing/{part}", f"subscribing/{part}")))
+    assert 1 <= counted.calls[name] <= 5
+    assert counted.steps[name] > counted.calls[name]
