@@ -20,6 +20,9 @@ COLUMNS = (
     "member", "state", "role", "host", "release", "behind", "queue", "events/s", "resyncs", "links", "objects",
     "digest", "clock", "seen",
 )  # fmt: skip
+_LEAST_USEFUL = ("digest", "clock", "objects", "links", "host", "role", "resyncs", "release")
+"""Columns that are left out, one after the other, where there is no room for all."""
+_CELL_FRAME = 3
 STATE_STYLES = {"ok": "green", "old": "yellow", "incomplete": "yellow", "refusing": "yellow", "unknown": "yellow"}
 """All other states are bad."""
 
@@ -94,6 +97,8 @@ def cells(member: FleetMember) -> list[object]:
     if report is None:
         return [member.name, member.state, *[""] * (len(COLUMNS) - 3), f"{member.silent_s:.0f}s"]
     rates = [rate for rate in (member.received_per_s, member.published_per_s) if rate is not None]
+    is_silent = "silent" in member.states  # what it lacked, and its clock, when it told last say nothing of now
+    is_clock_off = abs(member.clock_offset_s) >= 1 + report.interval_s and not is_silent
     total = report.links_up + report.links_down
     return [
         member.name,
@@ -101,16 +106,34 @@ def cells(member: FleetMember) -> list[object]:
         report.role,
         report.host,
         " ".join(filter(None, (report.release, report.program_release))),
-        member.behind if report.copies else "",
+        member.behind if report.copies and (member.behind or not is_silent) else "",
         report.lag,
         f"{sum(rates):g}" if rates else "",
         sum(report.resyncs.values()) if report.copies or report.has_bus else "",
         f"{report.links_up}/{total}" if report.has_bus else "",
         sum(copy.objects for copy in report.copies) if report.copies else "",
         " ".join(copy.digest[:8] for copy in report.copies if copy.digest),
-        f"{member.clock_offset_s:+.0f}s" if abs(member.clock_offset_s) >= 1 + report.interval_s else "",
+        f"{member.clock_offset_s:+.0f}s" if is_clock_off else "",
         f"{member.silent_s:.0f}s",
     ]
+
+
+def fitted(members: Sequence[FleetMember], width: int) -> tuple[list[str], list[list[object]], str]:
+    """Columns and rows for a terminal of that width, and what to say of columns for which there is no room."""
+    rows = [cells(one) for one in members]
+    sizes = {
+        name: _CELL_FRAME + max([len(name), *(len(str(row[place])) for row in rows)])
+        for place, name in enumerate(COLUMNS)
+    }
+    left_out: list[str] = []
+    for name in _LEAST_USEFUL:
+        if sum(sizes.values()) < width:
+            break
+        del sizes[name]
+        left_out.append(name)
+    kept = [COLUMNS.index(name) for name in sizes]
+    said = f"no room for {', '.join(left_out)}: see --json, or a wider terminal" if left_out else ""
+    return list(sizes), [[row[place] for place in kept] for row in rows], said
 
 
 def record(view: FleetView, members: Sequence[FleetMember], limit: int | None) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from heliograph import exits, options
 from heliograph.output import Output, counted, note
 from heliograph.terminal.asking import may_go_on
 from heliograph.terminal.fleet_view import (
-    COLUMNS,
     EMPTY,
     LOOK_INTERVAL_S,
     add_view,
-    cells,
+    fitted,
     open_reports,
     record,
     selected,
@@ -99,11 +98,16 @@ def _print(args: argparse.Namespace, output: Output, view: FleetView) -> None:
     if not view.members:
         output.line(EMPTY)
         return
-    output.table("", COLUMNS, [cells(one) for one in members[: args.limit]])
+    columns, rows, left_out = fitted(members[: args.limit], output.console.width)
+    output.table("", columns, rows)
     for one in members[: args.limit]:
         for why in one.why:
-            output.line(f"{one.name}: {why}", style="bold red" if one.state in ("silent", "deaf", "behind") else "")
+            output.line(
+                f"{one.name}: {why}", style="bold red" if one.state in ("silent", "deaf", "behind", "slow") else ""
+            )
     output.line(summary(view, members))
+    if left_out:
+        output.line(left_out)
 
 
 def _forget(args: argparse.Namespace, output: Output, db: DbApi, keys: list[str]) -> None:

@@ -12,12 +12,11 @@ from heliograph import exits, options
 from heliograph.commands.services.fleet import watched
 from heliograph.output import Output, make_table
 from heliograph.terminal.fleet_view import (
-    COLUMNS,
     EMPTY,
     LOOK_INTERVAL_S,
     STATE_STYLES,
     add_view,
-    cells,
+    fitted,
     open_reports,
     record,
     selected,
@@ -102,8 +101,10 @@ def _print(args: argparse.Namespace, output: Output, view: FleetView) -> None:
     elif not view.members:
         output.line(EMPTY)
     else:
-        output.table("", COLUMNS, [cells(one) for one in members[: args.limit]])
-        output.line(summary(view, members))
+        columns, rows, left_out = fitted(members[: args.limit], output.console.width)
+        output.table("", columns, rows)
+        for line in filter(None, (summary(view, members), left_out)):
+            output.line(line)
 
 
 def _show(args: argparse.Namespace, output: Output, db: DbApi) -> None:
@@ -117,17 +118,18 @@ def _show(args: argparse.Namespace, output: Output, db: DbApi) -> None:
         for view, problem in _views(args, db):
             if view is not None:
                 rows = args.limit or max(1, console.height - _ROWS_AROUND)
-                live.update(_screen(view, selected(args, view), rows, problem), refresh=True)
+                live.update(_screen(view, selected(args, view), rows, problem, console.width), refresh=True)
 
 
-def _screen(view: FleetView, members: list[FleetMember], rows: int, problem: str) -> Group:
+def _screen(view: FleetView, members: list[FleetMember], rows: int, problem: str, width: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    table = make_table("", COLUMNS, [cells(one) for one in members[:rows]])
+    columns, fitting, left_out = fitted(members[:rows], width)
+    table = make_table("", columns, fitting)
     for one, row in zip(members, table.rows, strict=False):
         row.style = STATE_STYLES.get(one.state, "bold red")
-    below = f"{len(members) - rows} more" if len(members) > rows else ""
+    below = "; ".join(filter(None, (f"{len(members) - rows} more" if len(members) > rows else "", left_out)))
     trouble = f"the database does not answer, this is old: {problem}" if problem else ""
     lines = [summary(view, members), EMPTY if not view.members else "", trouble, below]
     return Group(Text(lines[0]), *(Text(line, style="bold red") for line in lines[1:3] if line), table, Text(below))
