@@ -32,9 +32,10 @@ SET = "_files.json"
 """Object that makes files in an object store the result of a merge."""
 _LISTED = "listed"
 """What `SET` and a manifest in an object store have beside the rest: the names of the files."""
-_BYTES_PER_NAME = 200
-_NAMES_BYTES_MAX = 256 * 1024 * 1024
-"""While the names of all objects take less than about this, they are sent to every task."""
+_BYTES_PER_OBJECT = 100
+"""What the hash of an object takes in Spark's table of them, with room to grow."""
+_OBJECTS_BYTES_MAX = 256 * 1024 * 1024
+"""While the hashes of all objects take less than about this, they are sent to every task."""
 
 
 class SnapshotObject(NamedTuple):
@@ -103,7 +104,7 @@ def commit_set(place: ObjectDirectory, name: str, files: Sequence[str], content:
 
 
 def _newest(events: DataFrame, tombstones_from_ns: int | None) -> DataFrame:
-    are_few = count_objects(events) * _BYTES_PER_NAME <= _NAMES_BYTES_MAX
+    are_few = count_objects(events) * _BYTES_PER_OBJECT <= _OBJECTS_BYTES_MAX
     return compact(events, tombstones_from_ns=tombstones_from_ns, keys_fit_in_memory=are_few)
 
 
