@@ -31,7 +31,7 @@ from spark_pipeline.errors import LakeConflict, PipelineError, SchemaMismatch, S
 from spark_pipeline.objects import RETRIES, RETRY_S, ObjectDirectory, is_url
 from spark_pipeline.schema import EVENT_COLUMNS, LOG
 from spark_pipeline.writing.job_directories import attempt, remove_dead
-from spark_pipeline.writing.object_files import WrittenFile, read_files, write_files
+from spark_pipeline.writing.object_files import WrittenFile, read_files, statistics_of, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,14 +119,12 @@ class LakeVersion:
             partition_values={PARTITION: file.part},
             modification_time=time.time_ns() // 1_000_000,
             data_change=True,
-            stats=f'{{"numRecords": {file.rows}}}',
+            stats=file.statistics,
         )
 
 
 def _write_here(rows: DataFrame, table: pathlib.Path) -> list[WrittenFile]:
     """Let Spark write files, and move them to where the table's partitions are."""
-    import pyarrow.parquet  # noqa: PLC0415
-
     remove_dead(table, f"{_WRITTEN}*")
     name = uuid.uuid4().hex
     files = []
@@ -137,10 +135,10 @@ def _write_here(rows: DataFrame, table: pathlib.Path) -> list[WrittenFile]:
             partition = table / file.parent.name
             partition.mkdir(exist_ok=True)
             target = partition / f"{name}-{number}.parquet"
-            count, size = pyarrow.parquet.read_metadata(file).num_rows, file.stat().st_size
+            statistics, size = statistics_of(file), file.stat().st_size
             os.replace(file, target)
             day = partition.name.partition("=")[2]
-            files.append(WrittenFile(str(target.relative_to(table)), size, count, day))
+            files.append(WrittenFile(str(target.relative_to(table)), size, day, statistics))
     return files
 
 

@@ -107,9 +107,9 @@ def duplicated_ranges(events: DataFrame) -> DataFrame:
     )
 
 
-def reordered(events: DataFrame) -> DataFrame:
-    """Per stream, ``reordered``: how many events were recorded after one of a higher number.  Streams in order are left
-    out.  Recording order is that of ``shard`` and ``offset``."""
+def late_events(events: DataFrame) -> DataFrame:
+    """The events that were recorded after one of a higher number of their stream.  Recording order is that of ``shard``
+    and ``offset``."""
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: PLC0415
 
@@ -117,13 +117,14 @@ def reordered(events: DataFrame) -> DataFrame:
     place = ("shard", "offset")  # in a log: those of two logs cannot be compared
     of_log = [LOG] if LOG in events.columns else []
     so_far = Window.partitionBy(*of_log, *STREAM).orderBy(*place).rowsBetween(Window.unboundedPreceding, -1)
-    return (
-        events.withColumn("highest", F.max("seq").over(so_far))
-        .where("seq < highest")
-        .groupBy(*STREAM)
-        .agg(F.count("*").alias("reordered"))
-        .orderBy(*STREAM)
-    )
+    return events.withColumn("highest", F.max("seq").over(so_far)).where("seq < highest").drop("highest")
+
+
+def reordered(events: DataFrame) -> DataFrame:
+    """Per stream, ``reordered``: how many `late_events` it has.  Streams in order are left out."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    return late_events(events).groupBy(*STREAM).agg(F.count("*").alias("reordered")).orderBy(*STREAM)
 
 
 def delays(events: DataFrame, by: Sequence[str] = (), quantiles: Sequence[float] = QUANTILES) -> DataFrame:

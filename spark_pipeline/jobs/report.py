@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from spark_pipeline.jobs import audit
+from spark_pipeline.jobs import audit, charts
+from spark_pipeline.jobs.periods import LostRange, PeriodReport, over_time
 from spark_pipeline.jobs.stream_heads import Expected, Stream
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class AuditReport(msgspec.Struct, frozen=True):
     delays_ms: dict[str, float]
     """Quantile -> milliseconds from publishing to recording."""
     undecodable: int
+    period_s: int
+    """How long a period is."""
+    periods: list[PeriodReport]
+    """From the first event to the last one.  What is lost is in them as far as it is listed in ``ranges`` and the event
+    after it is there."""
 
     @property
     def is_clean(self) -> bool:
@@ -83,6 +89,12 @@ def audit_report(
     lost, duplicated = _lost(streams, events, heads, expected or {}), list[RangeReport]()
     if any(one.duplicated for one in streams):
         duplicated = _ranges("duplicated", audit.duplicated_ranges(events))
+    undecodable = events.where(events["table"].isNull()).count()
+    counts = {"undecodable": undecodable} | {
+        kind: sum(getattr(one, kind) for one in streams) for kind in ("duplicated", "reordered")
+    }
+    listed = [LostRange(bytes.fromhex(one.publisher), one.topic, one.first, one.last) for one in lost[:RANGES_MAX]]
+    period_s, periods = over_time(events, listed, [kind for kind, count in counts.items() if count])
     delays = audit.delays(events).collect()
     found = delays[0].asDict() if delays else {}
     found.pop("events", None)
@@ -93,7 +105,9 @@ def audit_report(
         ranges=lost[:RANGES_MAX] + duplicated[:RANGES_MAX],
         cut=[found[0].kind for found in (lost, duplicated) if len(found) > RANGES_MAX],
         delays_ms={name: float(value) for name, value in found.items() if value is not None},
-        undecodable=events.where(events["table"].isNull()).count(),
+        undecodable=undecodable,
+        period_s=period_s,
+        periods=periods,
     )
 
 
@@ -138,11 +152,14 @@ table {{ border-collapse: collapse; margin: 1rem 0; }}
 th, td {{ text-align: left; padding: .2rem .8rem; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums; }}
 td.bad {{ color: #b00; font-weight: 600; }}
 .verdict {{ font-size: 1.3rem; }}
-rect {{ fill: #3b6ea5; }} text {{ font: 12px system-ui, sans-serif; }}
+rect {{ fill: #3b6ea5; }} rect.series0 {{ fill: #9dbad5; }} rect.series1 {{ fill: #3b6ea5; }}
+rect.bad {{ fill: #b00; }} rect.back {{ fill: #f6f6f6; }} figure {{ margin: 1rem 0; }}
+text {{ font: 12px system-ui, sans-serif; }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{source}, {made_at} UTC</p>
 <p class="verdict">{verdict}</p>
+<h2>Over time</h2>{over_time}
 <h2>Delay from publishing to recording</h2>{delays}
 <h2>Events per topic</h2>{topics}
 <h2>Streams</h2>{streams}
@@ -173,28 +190,35 @@ def to_html(report: AuditReport, *, title: str) -> str:
         cut="".join(
             f"<p>Of what is {kind}, only the first {RANGES_MAX:,} ranges are listed.</p>" for kind in report.cut
         ),
-        delays=_bars([(name, value, f"{value:,.1f} ms") for name, value in report.delays_ms.items()]),
-        topics=_bars([(topic, count, f"{count:,}") for topic, count in busiest]),
+        over_time=_over_time(report),
+        delays=charts.bars([(name, value, f"{value:,.1f} ms") for name, value in report.delays_ms.items()]),
+        topics=charts.bars([(topic, count, f"{count:,}") for topic, count in busiest]),
         streams=_table(StreamReport.__struct_fields__, report.streams, bad=("lost", "duplicated", "reordered")),
         ranges=_table(RangeReport.__struct_fields__, report.ranges) if report.ranges else "<p>None.</p>",
     )
 
 
-def _bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """A bar chart as inline SVG."""
-    if not rows:
+def _over_time(report: AuditReport) -> str:
+    """Charts of what was recorded, of how long it took, and of each kind of damage that there is."""
+    if not report.periods:
         return "<p>No events.</p>"
-    largest = max(*(value for _, value, _ in rows), 1e-9)
-    parts = [f'<svg width="760" height="{24 * len(rows)}" role="img">']
-    for line, (name, value, label) in enumerate(rows):
-        width = 400 * max(value, 0) / largest
-        y = 24 * line
+    starts = [one.start.removesuffix("+00:00") for one in report.periods]
+    delays = [(name, [getattr(one, name) or 0.0 for one in report.periods]) for name in ("p99_ms", "p50_ms")]
+    parts = [
+        f"<p>Each column is {report.period_s:,} s, by the store's clock, in UTC.</p>",
+        charts.timeline("Events", starts, [("events", [one.events for one in report.periods])], bad=False),
+        charts.timeline("Milliseconds from publishing to recording, p99 and p50", starts, delays, bad=False),
+    ]
+    for kind in ("lost", "duplicated", "reordered", "undecodable"):
+        counts = [getattr(one, kind) for one in report.periods]
+        if any(counts):
+            parts.append(charts.timeline(kind.capitalize(), starts, [(kind, counts)], bad=True))
+    undated = report.total("lost") - sum(one.lost for one in report.periods)
+    if undated:
         parts.append(
-            f'<text x="190" y="{y + 16}" text-anchor="end">{html.escape(name)}</text>'
-            f'<rect x="200" y="{y + 4}" width="{width:.1f}" height="16"/>'
-            f'<text x="{206 + width:.1f}" y="{y + 16}">{html.escape(label)}</text>'
+            f"<p>{undated:,} lost numbers are not drawn: the event after them is not there, or not listed.</p>"
         )
-    return "".join((*parts, "</svg>"))
+    return "".join(parts)
 
 
 def _table(names: Sequence[str], rows: Sequence[Any], bad: Sequence[str] = ()) -> str:

@@ -19,7 +19,7 @@ from spark_pipeline.schema import EVENT_COLUMNS
 
 READ_OPTIONS = (
     "log", "topics", "start", "end", "startingTimestamp", "endingTimestamp", "columns", "value_schema",
-    "failOnDataLoss", "maxEventsPerTrigger", "events_per_batch", "events_per_task", "group", "query",
+    "failOnDataLoss", "maxEventsPerTrigger", "events_per_batch", "events_per_task", "group", "query", "ranges",
 )  # fmt: skip
 WRITE_OPTIONS = ("log", "db", "bus", "staging", "query")
 OF_SPARK = ("checkpointlocation", "queryname")
@@ -72,6 +72,10 @@ class SourceOptions:
         self.events_per_task = _positive(given, "events_per_task", PARTITION_EVENTS_MAX)
         self.group = given.get("group", "")
         self.query = given.get("query", "")
+        self.gives_ranges = _boolean(given, "ranges", default=False)
+        """Whether rows are ranges of offsets, for `spark_pipeline.reading.follow`, in place of events."""
+        if self.gives_ranges and (self.group or "columns" in given or "value_schema" in given):
+            raise UsageError("option 'ranges' goes neither with a group nor with columns")
         if self.group:
             self._check_group(given)
 

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 
 import durable_log
 from pubsub_api.errors import UsageError
@@ -33,7 +34,8 @@ from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+
+RANGES_SCHEMA = "shard int, start bigint, end bigint"
 
 
 class BatchLogReader(DataSourceReader):
@@ -135,6 +137,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
 
+class RangeStreamReader(LogStreamReader):
+    """A stream of what a micro-batch consists of: a row for each range, and none of its events is read."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415
+
+        assert isinstance(partition, LogPartition)
+        shards, starts, ends = zip(*partition.ranges, strict=True)
+        arrays = [pa.array(shards, pa.int32()), pa.array(starts, pa.int64()), pa.array(ends, pa.int64())]
+        yield pa.RecordBatch.from_arrays(arrays, names=list(LogRange._fields))
+
+
 class HeliographDataSource(DataSource):
     """The format ``heliograph``, for reading and writing.  `spark_pipeline.sessions.session.open_session` registers it;
     in a session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
@@ -145,13 +159,21 @@ class HeliographDataSource(DataSource):
 
     def schema(self) -> str:
         options = SourceOptions(self.options)
+        if options.gives_ranges:
+            return RANGES_SCHEMA
         return schema_of(options.columns, options.value_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchLogReader(SourceOptions(self.options), ReadColumns(schema))
+        options = SourceOptions(self.options)
+        if options.gives_ranges:
+            raise UsageError("ranges are followed by a stream: see spark_pipeline.reading.follow")
+        return BatchLogReader(options, ReadColumns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options, columns = SourceOptions(self.options), ReadColumns(schema)
+        options = SourceOptions(self.options)
+        if options.gives_ranges:
+            return RangeStreamReader(options, ReadColumns(StructType()))
+        columns = ReadColumns(schema)
         if not options.group:
             return LogStreamReader(options, columns)
         # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -46,15 +46,16 @@ def read_log(
     start: Offsets | None = None,
     end: Offsets | None = None,
     topics: Sequence[str] = ("#",),
+    shards: Collection[int] | None = None,
 ) -> DataFrame:
     """The events of a log from ``start`` on, up to but without ``end``, as offsets per shard; by default all that are
-    there now.  Filters apply as they do for subscribers.
+    there now, or all of these ``shards``.  Filters apply as they do for subscribers.
 
     Sealed files are compared with the manifest of the log first, each once per process.  Raises LogUnavailable,
     LogCorrupt naming the file, OffsetTooOld, InvalidTopic.
     """
     with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
-        starts, plan = _checked_plan(log, start or {}, end or {}, topics)
+        starts, plan = _checked_plan(log, start or {}, end or {}, topics, shards)
     parts = []
     if plan.sealed:
         sealed = (
@@ -75,7 +76,7 @@ def read_log(
 
 
 def _checked_plan(
-    log: durable_log.LogApi, start: Offsets, end: Offsets, topics: Sequence[str]
+    log: durable_log.LogApi, start: Offsets, end: Offsets, topics: Sequence[str], shards: Collection[int] | None
 ) -> tuple[dict[int, int], ReadPlan]:
     """Where the read begins, and its plan, whose files are whole."""
     while True:
@@ -89,7 +90,7 @@ def _checked_plan(
                     start=state.start,
                 )
         listed = log.segments()
-        wanted = shards_of(topics, len(states))
+        wanted = [shard for shard in shards_of(topics, len(states)) if shards is None or shard in shards]
         plan = make_plan([states[shard] for shard in wanted], listed, starts, ends)
         try:
             _CHECKER.check(plan.sealed)

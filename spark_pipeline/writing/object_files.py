@@ -8,6 +8,8 @@ table or a manifest.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import pathlib
 import tempfile
 import uuid
@@ -20,17 +22,42 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_FILES_SCHEMA = "name string, size bigint, rows bigint, part string"
+_FILES_SCHEMA = "name string, size bigint, part string, statistics string"
 _READ_ROWS = 65_536
+_COMPARED = frozenset(("shard", "offset", "topic", "seq", "table", "version", "timestamp", "appended_ns"))
+"""Columns by which engines leave out files that cannot have what is asked for."""
 
 
 class WrittenFile(NamedTuple):
     name: str
     """Below the directory."""
     size: int
-    rows: int
     part: str
     """Value of the column by which rows are divided; empty without one."""
+    statistics: str
+    """As a Delta table has them: how many rows there are, and between which values the columns of `_COMPARED` are."""
+
+    @property
+    def rows(self) -> int:
+        return int(json.loads(self.statistics)["numRecords"])
+
+
+def statistics_of(file: os.PathLike[str]) -> str:
+    """The `WrittenFile.statistics` of a Parquet file, from what its footer says."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    metadata = pq.read_metadata(file)
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    for number, name in enumerate(metadata.schema.names):
+        if name not in _COMPARED:
+            continue
+        found = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        some = [one for one in found if one is not None and one.has_min_max]
+        # A part that says nothing may hold anything, unless it is known to hold nothing.
+        if some and all(one is not None and (one.has_min_max or one.num_values == 0) for one in found):
+            lowest[name], highest[name] = min(one.min for one in some), max(one.max for one in some)
+    return json.dumps({"numRecords": metadata.num_rows, "minValues": lowest, "maxValues": highest})
 
 
 def write_files(
@@ -50,7 +77,7 @@ def write_files(
             yield pa.RecordBatch.from_pylist([one._asdict() for one in written])
 
     found = rows.mapInArrow(write, _FILES_SCHEMA).collect()
-    return [WrittenFile(row["name"], row["size"], row["rows"], row["part"]) for row in found]
+    return [WrittenFile(row["name"], row["size"], row["part"], row["statistics"]) for row in found]
 
 
 def read_files(
@@ -94,7 +121,6 @@ class _TaskFiles(contextlib.ExitStack):
         self._divided_by = divided_by
         self._local = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-rows-")))
         self._writers: dict[str, tuple[pathlib.Path, Any]] = {}
-        self._rows: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         import pyarrow.compute as pc  # noqa: PLC0415
@@ -116,7 +142,7 @@ class _TaskFiles(contextlib.ExitStack):
             folders = [folder for folder in (self._below, f"{self._divided_by}={part}" if part else "") if folder]
             name = "/".join([*folders, f"{uuid.uuid4().hex}.parquet"])
             self._directory.put(name, local)
-            written.append(WrittenFile(name, local.stat().st_size, self._rows[part], part))
+            written.append(WrittenFile(name, local.stat().st_size, part, statistics_of(local)))
         return written
 
     def _write(self, part: str, rows: pa.RecordBatch) -> None:
@@ -127,4 +153,3 @@ class _TaskFiles(contextlib.ExitStack):
             writer = self.enter_context(pq.ParquetWriter(local, rows.schema, compression="zstd"))
             self._writers[part] = local, writer
         self._writers[part][1].write_batch(rows)
-        self._rows[part] = self._rows.get(part, 0) + rows.num_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,15 +17,26 @@ from tests.helpers.waiting import wait_until
 from tests.spark.processes import kill_executor
 
 _DEPLOY = "org.apache.spark.deploy"
+_OWN_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+
+
+def can_hide_directories() -> bool:
+    """Whether a process here may be given mounts of its own."""
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run([*_OWN_MOUNTS, "mount -t tmpfs none /mnt"], check=False, capture_output=True).returncode
+    )
 
 
 class SparkCluster:
     """Start it in a ``with``; `kill_worker` is a SIGKILL to a worker and to the executors it started."""
 
-    def __init__(self, directory: pathlib.Path, *, workers: int) -> None:
+    def __init__(self, directory: pathlib.Path, *, workers: int, hidden: pathlib.Path | None = None) -> None:
+        """Of what is in the directory ``hidden`` no worker sees anything: each has an empty disk of its own there."""
         self._directory = directory
         self._port = free_port()
         self._workers = workers
+        self._hidden = hidden
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -62,9 +74,15 @@ class SparkCluster:
         with open(self._directory / f"{name}.log", "wb") as log:
             # A session of its own, so that the executors die with their worker.
             self._processes[name] = subprocess.Popen(
-                [os.path.join(home, "bin", "spark-class"), *arguments],
+                [*self._apart(name), os.path.join(home, "bin", "spark-class"), *arguments],
                 stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
             )  # fmt: skip
+
+    def _apart(self, name: str) -> list[str]:
+        """What starts a program so that it does not see the directory that is hidden."""
+        if self._hidden is None or name == "master":
+            return []
+        return [*_OWN_MOUNTS, f'mount -t tmpfs none "{self._hidden}" && exec "$@"', "sh"]
 
     def _await(self, name: str, words: str) -> None:
         def has_said_so() -> bool:

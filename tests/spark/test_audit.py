@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_pipeline.jobs import audit
+from spark_pipeline.jobs.periods import PERIODS_MAX, LostRange, PeriodReport, over_time, step_s
 from tests.spark.conftest import event_row, frame_of, plain_rows
 
 A, B = b"a" * 16, b"b" * 16
@@ -75,3 +76,34 @@ def test_nothing_recorded_and_nothing_numbered_is_an_empty_report(spark: SparkSe
     assert plain(audit.lost_ranges(events)) == []
     assert plain(audit.duplicated_ranges(events)) == []
     assert plain(audit.reordered(events)) == []
+
+
+def test_what_is_wrong_stands_in_the_period_in_which_it_was_recorded(spark: SparkSession) -> None:
+    def at(second: int, seq: int, delay_ms: int = 1, **fields: Any) -> tuple[Any, ...]:
+        now_ns = second * 10**9
+        return event_row(
+            guid=A, seq=seq, offset=second, timestamp=now_ns - delay_ms * 10**6, appended_ns=now_ns, **fields
+        )
+
+    undecodable: dict[str, Any] = dict.fromkeys(("table", "key", "action", "value", "version"))
+    rows = [at(100, 1), at(101, 2, 9), at(103, 6), at(104, 5), at(105, 5), at(105, 6), at(105, 7, **undecodable)]
+    lost = [LostRange(A, "t", 3, 4), LostRange(A, "t", 8, 9)]
+    assert over_time(frame_of(spark, rows), lost) == (
+        1,
+        [
+            PeriodReport("1970-01-01 00:01:40+00:00", 1, 0, 0, 0, 0, 1.0, 1.0),
+            PeriodReport("1970-01-01 00:01:41+00:00", 1, 0, 0, 0, 0, 9.0, 9.0),
+            PeriodReport("1970-01-01 00:01:42+00:00", 0, 0, 0, 0, 0, None, None),
+            PeriodReport("1970-01-01 00:01:43+00:00", 1, 0, 0, 0, 0, 1.0, 1.0),
+            PeriodReport("1970-01-01 00:01:44+00:00", 1, 2, 0, 1, 0, 1.0, 1.0),
+            PeriodReport("1970-01-01 00:01:45+00:00", 3, 0, 2, 1, 1, 1.0, 1.0),
+        ],
+    )
+    assert over_time(frame_of(spark, [])) == (1, [])
+
+
+def test_periods_are_as_short_as_their_number_allows() -> None:
+    second = 10**9
+    for length_s, step in ((0, 1), (PERIODS_MAX - 1, 1), (PERIODS_MAX, 10), (86_400, 900), (3 * 10**8, 30 * 86_400)):
+        assert step_s(0, length_s * second) == step
+    assert step_s(0, 10**11 * second) > 365 * 86_400

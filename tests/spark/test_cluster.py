@@ -14,10 +14,14 @@ import pytest
 
 import durable_log
 import heliograph.__main__
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from spark_pipeline.jobs.snapshot import read_objects
 from spark_pipeline.sessions.java import find_java
+from tests.helpers.s3_server import BUCKET, S3Server
+from tests.helpers.servers_db import PostgresServer
 from tests.helpers.waiting import wait_until
-from tests.spark.cluster import SparkCluster
+from tests.spark.cluster import SparkCluster, can_hide_directories
 from tests.spark.conftest import log_frame
 
 TOPICS = [f"tenant-{number}/port" for number in range(8)]
@@ -74,6 +78,35 @@ def test_a_worker_killed_in_the_middle_changes_no_result(log_url: str, tmp_path:
     assert {one.key for one in read_objects(snapshot)} == {f"p{number}" for number in range(1, 5001)}
     assert report["ranges"] == []
     assert sum(one["events"] for one in report["streams"]) == 40_000  # type: ignore[attr-defined]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not can_hide_directories(), reason="needs unshare, and a system that lets users mount")
+def test_workers_need_no_disk_of_the_driver(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log in a database with its segments in an object store, everything else there too: nothing is shared."""
+    config, hidden = tmp_path / "spark.conf", tmp_path / "driver"
+    config.write_text("[spark]\noptions = spark.executor.memory:512m\n")
+    hidden.mkdir()
+    monkeypatch.setenv("TMPDIR", str(hidden))
+    with PostgresServer() as postgres, S3Server() as s3:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        url, bucket = f"{postgres.new_schema()}&shards=2&{s3.options(s3.new_prefix())}", f"s3://{BUCKET}"
+        with contextlib.closing(durable_log.open(url)) as log:
+            assert isinstance(log, SegmentedLog)
+            log.append([log_frame(topic, first=1, count=500) for topic in TOPICS])
+            for shard in range(2):
+                Sealer(log).seal(shard)
+            log.append([log_frame(topic, first=501, count=100) for topic in TOPICS])
+        with SparkCluster(tmp_path, workers=2, hidden=hidden) as cluster:
+            lake, common = f"{bucket}/lake", ("--config-file", str(config))
+            assert finish(run(cluster, "ingest", "--log", url, "--lake", lake, *common))["events"] == 4800
+            manifest = finish(run(cluster, "compact", "--lake", lake, "--out", f"{bucket}/snapshot", *common))
+            report = finish(submit(cluster, "audit", "--log", url, *common))
+    assert manifest["objects"] == 600
+    assert sum(one["events"] for one in report["streams"]) == 4800  # type: ignore[attr-defined]
+    assert report["ranges"] == []
 
 
 @pytest.mark.chaos

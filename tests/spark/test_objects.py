@@ -69,6 +69,8 @@ def test_jobs_work_on_objects_as_on_files(
     assert said(capsys, "ingest", "--log", log_url, "--lake", lake)["events"] == 20
     taken = [(row["topic"], row["seq"]) for row in LakeTable(lake).read(spark).collect()]
     assert sorted(taken) == [(topic, number) for topic in ("a/port", "b/port") for number in range(1, 41)]
+    files = deltalake.DeltaTable(lake).get_add_actions(flatten=True)
+    assert (min(files.column("min.seq").to_pylist()), max(files.column("max.seq").to_pylist())) == (1, 40)
     expected = heads.expect(heads.beside(LakeTable(lake).place), ["#"])
     assert {topic: known.last for (_, topic), known in expected.items()} == {"a/port": 40, "b/port": 40}
 
