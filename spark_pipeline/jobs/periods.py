@@ -26,7 +26,7 @@ _KINDS = ("duplicated", "reordered", "undecodable")
 _1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
-class LostRange(NamedTuple):
+class MissingNumbers(NamedTuple):
     """Numbers of a stream that are missing."""
 
     guid: bytes
@@ -60,7 +60,7 @@ def step_s(first_ns: int, last_ns: int) -> int:
 
 
 def over_time(
-    events: DataFrame, lost: Sequence[LostRange] = (), wrong: Collection[str] = _KINDS
+    events: DataFrame, lost: Sequence[MissingNumbers] = (), wrong: Collection[str] = _KINDS
 ) -> tuple[int, list[PeriodReport]]:
     """How many seconds a period has, and all periods from the first event to the last, in order; empty without events.
 
@@ -109,7 +109,7 @@ def _copies(events: DataFrame) -> DataFrame:
     return numbers.where("times > 1").select("period", F.explode(F.expr("sequence(2, times)")))
 
 
-def _lost(events: DataFrame, lost: Sequence[LostRange]) -> dict[int, int]:
+def _lost(events: DataFrame, lost: Sequence[MissingNumbers]) -> dict[int, int]:
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     if not lost:

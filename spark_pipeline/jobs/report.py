@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from spark_pipeline.jobs import audit, charts
-from spark_pipeline.jobs.periods import LostRange, PeriodReport, over_time
+from spark_pipeline.jobs.periods import MissingNumbers, PeriodReport, over_time
 from spark_pipeline.jobs.stream_heads import Expected, Stream
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def audit_report(
     counts = {"undecodable": undecodable} | {
         kind: sum(getattr(one, kind) for one in streams) for kind in ("duplicated", "reordered")
     }
-    listed = [LostRange(bytes.fromhex(one.publisher), one.topic, one.first, one.last) for one in lost[:RANGES_MAX]]
+    listed = [MissingNumbers(bytes.fromhex(one.publisher), one.topic, one.first, one.last) for one in lost[:RANGES_MAX]]
     period_s, periods = over_time(events, listed, [kind for kind, count in counts.items() if count])
     delays = audit.delays(events).collect()
     found = delays[0].asDict() if delays else {}

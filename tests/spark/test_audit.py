@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_pipeline.jobs import audit
-from spark_pipeline.jobs.periods import PERIODS_MAX, LostRange, PeriodReport, over_time, step_s
+from spark_pipeline.jobs.periods import PERIODS_MAX, MissingNumbers, PeriodReport, over_time, step_s
 from tests.spark.conftest import event_row, frame_of, plain_rows
 
 A, B = b"a" * 16, b"b" * 16
@@ -87,7 +87,7 @@ def test_what_is_wrong_stands_in_the_period_in_which_it_was_recorded(spark: Spar
 
     undecodable: dict[str, Any] = dict.fromkeys(("table", "key", "action", "value", "version"))
     rows = [at(100, 1), at(101, 2, 9), at(103, 6), at(104, 5), at(105, 5), at(105, 6), at(105, 7, **undecodable)]
-    lost = [LostRange(A, "t", 3, 4), LostRange(A, "t", 8, 9)]
+    lost = [MissingNumbers(A, "t", 3, 4), MissingNumbers(A, "t", 8, 9)]
     assert over_time(frame_of(spark, rows), lost) == (
         1,
         [
