@@ -36,7 +36,7 @@ PACKAGE_LINES_MAX = {
     "publisher_service": 3_430,
     "pubsub_api": 19_320,
     "shared_subscriptions": 10_720,
-    "spark_pipeline": 4_990,
+    "spark_pipeline": 5_290,
 }
 """Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
 
