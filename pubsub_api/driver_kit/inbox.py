@@ -4,7 +4,8 @@ A driver needs one where a thread that receives must not wait for the receiver: 
 serves several links.  A driver that does not need it calls the receiver itself.
 
 A thread of the driver's own that brings frames while nothing waits, and no other is calling, may call the receiver
-itself, and lends itself with that: a lone frame is spared the way through the queue to another thread.
+itself, and lends itself with that: a lone frame is spared the way through the queue to another thread.  Where there is
+no such thread, the one that empties the queue lends itself for a lone frame.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from pubsub_api.driver import LinkReport
 from pubsub_api.driver_kit.guarding import GuardedReceiver
+from pubsub_api.driver_kit.threads import ReplaceableThread
 
 LOG = logging.getLogger(__name__)
 
@@ -52,30 +54,33 @@ class Inbox:
         self._on_room = on_room
         self._bytes = 0
         self._items: deque[tuple[Item, int]] = deque()
-        self._news = threading.Condition()
+        self._lock = threading.RLock()  # entered as it is: a condition's own entering is Python, twice per lone frame
+        self._news = threading.Condition(self._lock)
         self.dropped = 0
         """Frames and other messages dropped so far.  May be read from any thread."""
         self._dropped_frames = 0
         """Those since the receiver fell behind, to be logged when it has caught up."""
         self._dropped_bytes = 0
         self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: ReplaceableThread | None = None
         self._receiver: GuardedReceiver | None = None
         self._is_calling = False
         """A thread calls the receiver, and no other may."""
 
     @property
     def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and not self._is_closed
+        return self._thread is not None and self._thread.is_alive and not self._is_closed
 
     @property
     def has_room(self) -> bool:
         return self._bytes <= self._bytes_max
 
     def start(self, receiver: GuardedReceiver) -> None:
+        """Raises LimitReached."""
+        thread = ReplaceableThread(self._name, lambda: self._run(receiver, thread.replace))
+        thread.start()
         self._receiver = receiver
-        self._thread = threading.Thread(target=self._run, args=(receiver,), name=self._name, daemon=True)
-        self._thread.start()
+        self._thread = thread
 
     def put_frames(self, frames: list[bytes]) -> None:
         """The list is the inbox's from now on."""
@@ -97,17 +102,21 @@ class Inbox:
         if not frames or receiver is None or not receiver.lends or not self._begin_call():
             self.put_frames(frames)
             return False
+        return self._lend(receiver, frames, relieve, 0)
+
+    def _lend(self, receiver: GuardedReceiver, frames: list[bytes], relieve: Callable[[], None], size: int) -> bool:
+        """Call the receiver, which is reserved, and lend the thread; it is free again after that, or once relieved."""
         is_relieved = False
 
         def let_go() -> None:
             nonlocal is_relieved
             relieve()
             is_relieved = True
-            self._end_call()
+            self._end_call(size)
 
         receiver.on_frames_lent(frames, let_go)
         if not is_relieved:
-            self._end_call()
+            self._end_call(size)
         return is_relieved
 
     def close(self) -> None:
@@ -119,25 +128,19 @@ class Inbox:
 
     def join(self) -> None:
         """Wait for the call that is running, unless this is called by it."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
 
     def _begin_call(self) -> bool:
         """Reserve the receiver for this thread; False when another calls it, or something waits to be told first."""
-        with self._news:
+        with self._lock:
             if self._is_calling or self._items or self._is_closed:
                 return False
             self._is_calling = True
             return True
 
-    def _end_call(self) -> None:
-        with self._news:
-            self._is_calling = False
-            if self._items:
-                self._news.notify()
-
     def _put(self, item: Item, size: int, count: int) -> None:
-        with self._news:
+        with self._lock:
             if self._is_closed or (size and self._drops(size, count)):
                 return
             self._bytes += size
@@ -156,14 +159,19 @@ class Inbox:
         self._dropped_bytes += size
         return True
 
-    def _run(self, receiver: GuardedReceiver) -> None:
+    def _run(self, receiver: GuardedReceiver, relieve: Callable[[], None]) -> None:
         while items := self._take():
+            size = sum(size for _, size in items)
+            lone = items[0][0] if len(items) == 1 and receiver.lends and not self._is_closed else None
+            if isinstance(lone, list):
+                if self._lend(receiver, lone, relieve, size):
+                    return
+                continue
             for item in _join_runs([item for item, _ in items]):
                 if self._is_closed:
                     return
                 _deliver(receiver, item)
-            if self._release(sum(size for _, size in items)) and self._on_room is not None:
-                self._on_room()
+            self._end_call(size)
 
     def _take(self) -> list[tuple[Item, int]]:
         """Everything that waits, with the receiver reserved; nothing when the inbox is closed."""
@@ -174,23 +182,24 @@ class Inbox:
             self._items.clear()
             return items
 
-    def _release(self, size: int) -> bool:
-        """What was taken counts until the receiver is done with it: else twice the bound could be in memory.
-
-        True when there is room now and was none before.
-        """
-        with self._news:
+    def _end_call(self, size: int) -> None:
+        """The receiver is done with that much, which counted until now: else twice the bound could be in memory."""
+        with self._lock:
             had_room = self.has_room
             self._is_calling = False
             self._bytes -= size
-            if self._dropped_frames and not self._items:
+            if self._items:
+                self._news.notify()
+            elif self._dropped_frames:
                 LOG.warning(
                     "the receiver caught up; %d frames of %d bytes were dropped meanwhile",
                     self._dropped_frames,
                     self._dropped_bytes,
                 )
                 self._dropped_frames = self._dropped_bytes = 0
-            return self.has_room and not had_room
+            has_room = self.has_room and not had_room
+        if has_room and self._on_room is not None:
+            self._on_room()
 
 
 def _join_runs(items: Sequence[Item]) -> list[Item]:

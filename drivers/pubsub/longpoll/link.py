@@ -44,9 +44,11 @@ class LongpollLink:
         self._loop = asyncio.get_running_loop()
         self._channel = open_channel(settings, address)
         self._command: Any = self._channel.unary_unary(wire.COMMAND)
-        self._poll: Any = self._channel.unary_unary(wire.POLL)
+        self._poll: Any = self._channel.stream_stream(wire.POLL)
         self._leave: Any = self._channel.unary_unary(wire.LEAVE)
         self._ask: Any = self._channel.unary_stream(wire.ASK)
+        self._polls: Any = None
+        """The call that carried the last poll and its answer, for the next one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -135,6 +137,7 @@ class LongpollLink:
                 self._spawn(self._send_poll(action))
             else:
                 self._held = action
+                self._keep_polls(None)  # the publisher is ready to read the next poll, and not for long
         elif isinstance(action, actions.SendBatch):
             self._spawn(self._send_batch(action))
         elif isinstance(action, actions.SendLeave):
@@ -157,12 +160,58 @@ class LongpollLink:
     async def _send_poll(self, action: actions.SendPoll) -> None:
         poll = action.poll
         try:
-            mail = wire.decode(Mail, await self._poll(wire.encode(poll), timeout=action.timeout_s))
-        except (aio.AioRpcError, MalformedFrame) as error:
+            mail = wire.decode(Mail, await self._exchange(wire.encode(poll), action.timeout_s))
+        except (aio.AioRpcError, MalformedFrame, TimeoutError) as error:
             self._core.poll_failed(poll, self._complain(error), time.monotonic())
         else:
             self._core.poll_answered(poll, mail, time.monotonic())
         self._act()
+
+    async def _exchange(self, poll: bytes, timeout_s: float) -> bytes:
+        """The answer to a poll, in the call that carried the one before, unless that has ended meanwhile.
+
+        Raises AioRpcError, TimeoutError, and MalformedFrame when the publisher ends a new call without an answer.
+        """
+        # Taken out: a poll of a former session may still wait in a call of its own.
+        call, self._polls = self._polls, None
+        is_new = call is None
+        if is_new:
+            call = self._poll()
+        is_late = False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            call.cancel()
+
+        timer = self._loop.call_later(timeout_s, give_up)
+        try:
+            await call.write(poll)
+            answer = await call.read()
+        except asyncio.CancelledError:
+            call.cancel()
+            if is_late:
+                raise TimeoutError(f"no answer to a poll within {timeout_s:g} s") from None
+            raise
+        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # So gRPC says that the other side has ended the call before the poll was written.
+            if is_new or (isinstance(error, aio.AioRpcError) and error.code() is not grpc.StatusCode.INTERNAL):
+                raise
+            answer = aio.EOF
+        finally:
+            timer.cancel()
+        if answer is not aio.EOF:
+            self._keep_polls(call)
+            return bytes(answer)
+        if is_new:
+            raise MalformedFrame("the publisher ended a call without an answer to the poll")
+        return await self._exchange(poll, timeout_s)
+
+    def _keep_polls(self, call: Any) -> None:
+        """The next poll is for this call; None: for a new one.  What was kept before is ended."""
+        if self._polls is not None:
+            self._polls.cancel()
+        self._polls = call
 
     async def _send_batch(self, action: actions.SendBatch) -> None:
         batch: FrameBatch = action.batch
@@ -203,12 +252,13 @@ class LongpollLink:
             self._room.clear()
             await self._room.wait()
 
-    def _complain(self, error: aio.AioRpcError | MalformedFrame) -> str:
+    def _complain(self, error: aio.AioRpcError | MalformedFrame | TimeoutError) -> str:
         """The reason of a failure, in words; what an operator must know is logged once."""
         if isinstance(error, MalformedFrame):
             return str(error)
-        reason = f"{error.code().name}: {error.details()}"
-        if error.code() is not grpc.StatusCode.CANCELLED and not self._has_complained:
+        is_ours = isinstance(error, aio.AioRpcError) and error.code() is grpc.StatusCode.CANCELLED
+        reason = f"{error.code().name}: {error.details()}" if isinstance(error, aio.AioRpcError) else str(error)
+        if not is_ours and not self._has_complained:
             self._has_complained = True
             LOG.warning("%s: no link to the publisher: %s", self.address, reason)
         return reason

@@ -64,11 +64,11 @@ class Service(grpc.GenericRpcHandler):
         self._queries = 0
         # Answers are made by the handler, which may take its time: the loop must not wait for it.
         self._answerer = ThreadPoolExecutor(1, "longpoll answers")
-        # To gRPC every request is a stream, of one message: so it is read when we say so (`_read`), not before.
+        # To gRPC every request is a stream, but for polls of one message: so it is read when we say so, not before.
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             wire.COMMAND: unary(self._on_command),
-            wire.POLL: unary(self._on_poll),
+            wire.POLL: stream(self._on_polls),
             wire.LEAVE: unary(self._on_leave),
             wire.ASK: stream(self._on_ask),
         }
@@ -145,19 +145,35 @@ class Service(grpc.GenericRpcHandler):
             self._schedule()
         return wire.encode(applied)
 
-    async def _on_poll(self, _requests: Requests, context: Context) -> bytes:
+    async def _on_polls(self, _requests: Requests, context: Context) -> None:
+        """The polls of a session, each read when the one before is answered: a call for each would cost twice as much.
+
+        It may end after any answer, by either side; the next poll then comes in another call.
+        """
         poll = await self._read_message(Poll, context)
+        while True:
+            mail = await self._answer(poll)
+            await context.write(wire.encode(mail))
+            if mail.status != SessionStatus.OK or self._reading.locked():
+                return
+            request = await self._read_in_time(context)
+            if not request:
+                return
+            poll = await self._decode(Poll, request, context)
+
+    async def _answer(self, poll: Poll) -> Mail:
         name = (poll.session, poll.number)
         if name in self._parked:
-            return wire.encode(Mail(SessionStatus.SUPERSEDED, self._core.publisher))
-        waiting = self._parked[name] = self.loop.create_future()
+            return Mail(SessionStatus.SUPERSEDED, self._core.publisher)
+        waiting: asyncio.Future[Mail] = self.loop.create_future()
+        self._parked[name] = waiting
         with self._lock:
             answers = self._core.poll(poll, time.monotonic())
             self._lock.notify_all()
             self._schedule()
         self._resolve(answers)
         try:
-            return wire.encode(await waiting)
+            return await waiting
         except asyncio.CancelledError:
             with self._lock:
                 self._core.hang_up(poll.session, poll.number, time.monotonic())
@@ -196,28 +212,38 @@ class Service(grpc.GenericRpcHandler):
             self._queries -= 1
 
     async def _read_message(self, kind: type[Message], context: Context) -> Message:
+        return await self._decode(kind, await self._read(context), context)
+
+    async def _decode(self, kind: type[Message], request: bytes, context: Context) -> Message:
         try:
-            return wire.decode(kind, await self._read(context))
+            return wire.decode(kind, request)
         except MalformedFrame as error:
             self._tally.add("requests_malformed")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
 
     async def _read(self, context: Context) -> bytes:
-        """The request, once it is its turn.  One that comes too slowly, or not at all, ends its call."""
+        """The first request of a call.  One that comes too slowly, or not at all, ends it."""
+        request = await self._read_in_time(context)
+        if request is None:
+            self._tally.add("requests_abandoned")
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no request within {self._settings.connect_timeout_s} s"
+            )
+        return request or b""
+
+    async def _read_in_time(self, context: Context) -> bytes | None:
+        """The next request of a call, once it is its turn; empty when there is none, None when it comes too slowly."""
         task = asyncio.current_task()
         assert task is not None
         async with self._reading:
-            timeout_s = self._settings.connect_timeout_s
-            timer = self.loop.call_later(timeout_s, task.cancel, _TOO_SLOW)
+            timer = self.loop.call_later(self._settings.connect_timeout_s, task.cancel, _TOO_SLOW)
             try:
                 request = await context.read()
             except asyncio.CancelledError as cancelled:
                 if cancelled.args != (_TOO_SLOW,):
                     raise
-                self._tally.add("requests_abandoned")
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request within {timeout_s} s")
-                raise
+                return None
             finally:
                 timer.cancel()
         return request if isinstance(request, bytes) else b""  # no request at all is a malformed one

@@ -300,6 +300,94 @@ def test_lossy_topics_drop_the_oldest_and_say_so() -> None:
     assert resyncs == ["initial"]
 
 
+# -- polls and the calls that carry them
+
+
+def service_class(ends: Ends) -> Any:  # noqa: F811
+    """Of the server of every publisher."""
+    return type(ends.publisher()._service)
+
+
+def count_calls(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> list[object]:  # noqa: F811
+    """Grows with each call that carries polls to a publisher that begins after this."""
+    calls: list[object] = []
+    service = service_class(ends)
+    serve = service._on_polls
+
+    async def serve_counted(self: Any, requests: Any, context: Any) -> None:
+        calls.append(context)
+        await serve(self, requests, context)
+
+    monkeypatch.setattr(service, "_on_polls", serve_counted)
+    return calls
+
+
+def test_the_polls_of_a_link_are_carried_by_one_call(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    calls = count_calls(ends, monkeypatch)
+    publisher = ends.publisher()
+    subscriber, heard = ends.subscriber(publisher.address, "t")
+    for _ in range(20):
+        heard.wait_frame(ends.send(publisher, "t")[0])
+    [counters] = subscriber.statistics().values()
+    assert (len(calls), counters.failures) == (1, 0)
+    assert counters.polls > 20
+
+
+def test_a_publisher_may_end_the_call_after_any_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """As one does that has no place to read another request."""
+    calls = count_calls(ends, monkeypatch)
+    service = service_class(ends)
+    read, reads = service._read_in_time, dict[object, None]()
+
+    async def read_once(self: Any, context: Any) -> Any:
+        if context in reads:
+            return None
+        reads[context] = None
+        return await read(self, context)
+
+    monkeypatch.setattr(service, "_read_in_time", read_once)
+    publisher = ends.publisher()
+    subscriber, heard = ends.subscriber(publisher.address, "t")
+    for _ in range(20):
+        heard.wait_frame(ends.send(publisher, "t")[0])
+    [counters] = subscriber.statistics().values()
+    assert (counters.failures, counters.sessions, heard.links) == (0, 1, [Connected(publisher.address)])
+    assert len(calls) > 1
+
+
+def test_a_call_that_carries_one_poll_is_answered(ends: Ends) -> None:  # noqa: F811
+    """Who makes one for each poll is served as well."""
+    publisher = ends.publisher()
+    import grpc
+
+    name = os.urandom(16)
+    with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:
+        begin = msgspec.msgpack.encode([name, 0, 1, [[True, "t"]]])
+        applied = msgspec.msgpack.decode(channel.unary_unary("/heliograph.longpoll.v1/Command")(begin, timeout=60))
+        poll = channel.unary_unary("/heliograph.longpoll.v1/Poll").future(
+            msgspec.msgpack.encode([name, applied[2], 1, 0, 60.0]), timeout=60
+        )
+        sent = ends.send(publisher, "t")
+        status, _, first, runs, *_ = msgspec.msgpack.decode(poll.result())
+        channel.unary_unary("/heliograph.longpoll.v1/Leave")(msgspec.msgpack.encode([name, applied[2]]), timeout=60)
+    assert (status, first, runs) == (0, 1, [[1, sent]])
+
+
+def test_a_poll_that_is_not_answered_in_time_loses_the_link(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    publisher = ends.publisher()
+    monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.POLL_GRACE_S", 0.1)
+    _, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?{QUICK}")
+    with monkeypatch.context() as frozen:
+        frozen.setattr(type(publisher._service), "_resolve", lambda *_: None)
+        wait_until(lambda: any(isinstance(report, Disconnected) for report in heard.links), 60, "the loss")
+    [report] = [report for report in heard.links if isinstance(report, Disconnected)][:1]
+    assert "no answer to a poll within" in report.reason
+    wait_until(lambda: heard.links[-1] == Connected(publisher.address), 60, "the link")
+    heard.wait_frame(ends.send(publisher, "t")[0])
+
+
 # -- strangers, forks and the end of the program
 
 

@@ -209,6 +209,51 @@ def test_what_comes_while_a_thread_is_lent_waits_until_it_is_back_or_replaced() 
         assert len(receiver.wait_frames(2)) == 2
 
 
+def test_the_thread_of_the_queue_lends_itself_for_what_comes_alone_and_is_replaced() -> None:
+    receiver = LentReceiver()
+    with running(receiver) as inbox:
+        inbox.put_frames([frame(1)])
+        assert receiver.is_inside.wait(WAIT_S)
+        inbox.put_frames([frame(2)])
+        assert receiver.runs == [1], "one call at a time"
+        assert receiver.relieve is not None
+        receiver.relieve()
+        wait_until(lambda: receiver.runs == [1, 1], WAIT_S, "the frame that waited, on another thread")
+        inbox.put_frames([frame(3), frame(4)])
+        receiver.may_leave.set()
+        receiver.wait_frames(4)
+        inbox.put_frames([frame(5)])
+        assert receiver.wait_frames(5)[-1] == frame(5), "the thread that came back has ended, its successor goes on"
+
+
+def test_a_replaced_thread_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = LentReceiver()
+    rooms: list[bool] = []
+    with running(receiver, bytes_max=COST - 1, on_room=lambda: rooms.append(inbox.has_room)) as inbox:
+        inbox.put_frames([frame(1)])
+        assert receiver.is_inside.wait(WAIT_S)
+        assert not inbox.has_room
+        assert receiver.relieve is not None
+        receiver.relieve()
+        assert rooms == [True], "what the receiver has taken over is its own to count"
+    assert caplog.text == ""
+
+
+def test_it_may_be_closed_on_the_thread_that_it_lends() -> None:
+    closed = threading.Event()
+
+    class Closer(RecordingReceiver):
+        def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
+            inbox.close()
+            inbox.join()
+            closed.set()
+            return False
+
+    with running(Closer()) as inbox:
+        inbox.put_frames([frame(1)])
+        assert closed.wait(WAIT_S)
+
+
 def test_no_call_begins_after_it_was_closed() -> None:
     receiver = SlowReceiver()
     with running(receiver) as inbox:

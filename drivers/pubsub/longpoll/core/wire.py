@@ -9,6 +9,9 @@ Leave     Leave, Applied     end a session
 Ask       a QUERY frame      one byte, 1 when queries are served and 0 otherwise; then REPLY frames
 ========= ================== ==================================================================================
 
+A call of Poll carries any number of polls, each sent when the one before was answered, until either side ends it after
+an answer.  It may carry a single poll, as a unary call does.
+
 A session is named by 16 random bytes of the subscriber and by a serial number of the publisher, so that neither a
 publisher that was started again nor a session that was forgotten and made anew can be taken for the old one.
 """
