@@ -156,7 +156,7 @@ def class_table() -> str:
 
 def thread_names() -> set[ThreadName]:
     """The names of all threads that the product starts, outside of what is shipped for tests."""
-    makers = dict(_makers())
+    makers = _makers()
     return {
         ThreadName(name, path)
         for path, tree in trees().items()
@@ -167,16 +167,24 @@ def thread_names() -> set[ThreadName]:
     }
 
 
-def _makers() -> Iterator[tuple[str, int]]:
+def _makers() -> Mapping[str, int]:
     """What makes a thread -> the place of its name among the arguments: the library's, and classes that pass it on."""
-    for maker in _THREADS:
-        yield maker, _NAME_ARGUMENTS.get(maker, -1)
+    makers = {maker: _NAME_ARGUMENTS.get(maker, -1) for maker in _THREADS}
+    known = 0
+    while known < len(makers):  # who passes a name on to one that passes it on counts, too
+        known = len(makers)
+        makers |= {name: place for name, place in _passing_on(makers) if name not in makers}
+    return makers
+
+
+def _passing_on(makers: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Classes that make one of these with an argument of their own as its name, and the place of that argument."""
     for path, tree in trees().items():
         if "/testing/" in path:
             continue
         for owner, call in _calls(tree):
-            if owner is not None and owner.name not in _THREADS and _maker_of(owner, call) in _THREADS:
-                argument = _argument(call, _NAME_ARGUMENTS.get(_maker_of(owner, call), -1))
+            if owner is not None and owner.name not in makers and (maker := _maker_of(owner, call)) in makers:
+                argument = _argument(call, makers[maker])
                 names = [one.arg for one in _arguments_of_init(owner)]
                 passed = ast.unparse(argument).removeprefix("self._").removeprefix("self.") if argument else ""
                 if passed in names:
