@@ -55,8 +55,8 @@ wait."""
 PUBLISH_TIMEOUT_S = 5.0
 """How long publishing may take, and how long the end of a process waits for what is in that queue.  What is not
 published then stays in the outbox and is swept."""
-CONFIRM_INTERVAL_S = 0.1
-"""Published changes are taken out of the outbox this often, all of them together: ten commits in a second at most."""
+CONFIRM_INTERVAL_S = 1.0
+"""Published changes are taken out of the outbox this often, all of them together: a transaction that commits meet."""
 SWEEP_INTERVAL_S = 1.0
 """How often the sweeper looks into the outbox: one cheap read."""
 COMPACT_INTERVAL_S = 300.0
@@ -96,7 +96,7 @@ more, reading all objects is faster."""
 
 def confirm_interval(conf: cfg.ConfigOpts) -> float:
     """Seconds.  A small part of outbox_age, or what is on its way would be published twice."""
-    return min(CONFIRM_INTERVAL_S, float(conf[config.GROUP].outbox_age) / 25)
+    return min(CONFIRM_INTERVAL_S, float(conf[config.GROUP].outbox_age) / 5)
 
 
 def sweep_interval(conf: cfg.ConfigOpts) -> float:

@@ -3,10 +3,11 @@
 Whoever has committed publishes all that waits, at once, if nobody else is doing that and if it cannot make him wait
 (`nb_api.writing.direct_way`).  What is committed meanwhile waits in a bounded queue, and leaves together as soon as the
 way is free: in the next writer's thread, or in the thread of this object, which is woken.  So there is no timer between
-a commit and the wire.
+a lone commit and the wire; in a flood there is a short pause (`nb_api.writing.pacing`).
 
-Now and then the thread waits until everything has left this process's responsibility, and takes it out of the outbox
-in one transaction.  Whatever goes wrong, the change is still in the outbox, and the sweeper publishes it.
+Now and then the thread waits until everything has left this process's responsibility, and less often it takes what has
+left out of the outbox, in one transaction.  Whatever goes wrong, the change is still in the
+outbox, and the sweeper publishes it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nb_api import notify_config
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
 from nb_api.writing.direct_way import DirectWay, Load, load_of
+from nb_api.writing.pacing import Pace
 from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
 from pubsub_api.runtime import forking
@@ -40,8 +42,12 @@ _STALLED_S = 0.5
 
 _END_S = 1.0
 """Beyond the time that it has, for the thread to notice that it is over."""
-_CONFIRM_PAUSE_S = 0.02
-"""In a flood confirmations are at least so far apart."""
+_FLUSH_PAUSE_S = 0.02
+"""In a flood it is looked so often whether what was published has left."""
+_PROOF_PAUSE_S = 0.1
+"""The same after a failure, or before the way to the bus is known."""
+_UNCONFIRMED_MAX = 5_000
+"""With so many it is not waited for the interval."""
 
 _revision = operator.attrgetter("revision")
 
@@ -71,8 +77,6 @@ class AfterCommitPublisher:
     def __init__(self, db: DbApi, publisher: ChangePublisher, conf: cfg.ConfigOpts) -> None:
         self._db = db
         self._publisher = publisher
-        self._queue_max: int = notify_config.PUBLISH_QUEUE_MAX
-        self._batch_max: int = notify_config.SWEEP_BATCH
         self._timeout_s: float = notify_config.PUBLISH_TIMEOUT_S
         self._confirm_interval_s = notify_config.confirm_interval(conf)
         self.counters = AfterCommitCounters()
@@ -94,8 +98,11 @@ class AfterCommitPublisher:
         self._sender: int | None = None
         """The thread that publishes: it alone, so that what it took before is on the wire before what comes now."""
         self._unconfirmed: deque[int] = deque()
-        self._last_confirmed = 0.0
+        self._last_flushed = self._last_confirmed = 0.0
         self._way = DirectWay()
+        self._pace = Pace()
+        self._looks_at = -math.inf
+        """When the thread will look what there is to do, unless it is woken; in the past while it is awake."""
         self._progress_at = time.monotonic()
         """When something was last taken from the queue, or put into an empty one."""
         self._is_hurried = False
@@ -118,17 +125,17 @@ class AfterCommitPublisher:
         load = load_of(changes)
         try:
             with self._lock:
-                if self._is_alone() and self._way.is_free(load, time.monotonic()):
+                if self._is_alone() and self._may_send(load, time.monotonic()):
                     self.counters.committed += load.changes
                     if load.changes > 1:
                         changes = sorted(changes, key=_revision)
                     self._begin_sending(changes)
                 elif not self._is_taken(changes, load) or self._sender is not None:
                     return  # left to the sweeper, or to who sends
-                elif self._way.is_free(self._queued, time.monotonic()):
+                elif self._may_send(self._queued, time.monotonic()):
                     changes, load = self._take()
                 else:
-                    self._changed.notify_all()
+                    self._wake_by(self._pace.due)
                     return
             self._publish(changes, load)
         except BaseException:  # an interrupt
@@ -139,9 +146,18 @@ class AfterCommitPublisher:
         """Nothing is before what is put now, so that it need not be queued."""
         return not self._queue and self._sender is None and self._thread is not None and not self._is_closed
 
+    def _may_send(self, load: Load, now: float) -> bool:
+        """Whether a writer may publish so much itself now."""
+        return self._way.is_free(load, now) and self._pace.is_due(load.changes, now)
+
+    def _wake_by(self, when: float) -> None:
+        """Have the thread look then, or sooner."""
+        if self._looks_at > when:
+            self._changed.notify_all()
+
     def _is_taken(self, changes: Sequence[Change], load: Load) -> bool:
         """Queue it.  False when that cannot be."""
-        is_full = self._queued.changes >= self._queue_max
+        is_full = self._queued.changes >= notify_config.PUBLISH_QUEUE_MAX
         has_room = not self._is_closed and (not is_full or self._wait_for_room()) and self._has_thread()
         self.counters.committed += len(changes)  # now: what waits for room is not lost by another one's interrupt
         if not has_room:
@@ -169,7 +185,7 @@ class AfterCommitPublisher:
         if self._failure is not None or time.monotonic() - self._progress_at > _STALLED_S:
             return False
         self.counters.waits += 1
-        return self._changed.wait_for(lambda: self._queued.changes < self._queue_max, _STALLED_S)
+        return self._changed.wait_for(lambda: self._queued.changes < notify_config.PUBLISH_QUEUE_MAX, _STALLED_S)
 
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything committed before is published and out of the outbox, or left to the sweeper.
@@ -223,10 +239,10 @@ class AfterCommitPublisher:
     def _take(self) -> tuple[list[Change], Load]:
         """All that waits, up to a batch, in the order of revisions, to be sent by the caller."""
         batch: list[Change] = []
-        while self._queue and len(batch) < self._batch_max:
+        while self._queue and len(batch) < notify_config.SWEEP_BATCH:
             batch += self._queue.popleft()
         self._begin_sending(batch)
-        if self._queued.changes >= self._queue_max:
+        if self._queued.changes >= notify_config.PUBLISH_QUEUE_MAX:
             self._changed.notify_all()
         load = load_of(batch) if self._queue else self._queued
         self._queued = self._queued.minus(load)
@@ -257,9 +273,9 @@ class AfterCommitPublisher:
 
     def _sent(self, load: Load, published: Sequence[Change], refused: int, begun: float) -> None:
         with self._lock:
-            self._way.published(load, begun=begun, now=time.monotonic())
-            # The thread sleeps without an end while nothing is to be confirmed.
-            must_wake = self._queue or not self._unconfirmed or self._is_hurried or self._is_closed
+            now = time.monotonic()
+            self._way.published(load, begun=begun, now=now)
+            self._pace.published(now)
             self.counters.published += len(published)
             self._unconfirmed.extend(map(_revision, published))
             if len(published) < load.changes:
@@ -267,13 +283,17 @@ class AfterCommitPublisher:
                 self._leave(load.changes - len(published))
                 if not published and not refused:
                     self._way.lost()
-            while len(self._unconfirmed) > self._queue_max:
+            while len(self._unconfirmed) > notify_config.PUBLISH_QUEUE_MAX:
                 self._unconfirmed.popleft()
                 self._leave(1)
             self._in_work = ()
             self._sender = None
-            if must_wake:
+            if self._is_hurried or self._is_closed:
                 self._changed.notify_all()
+            elif self._queue:
+                self._wake_by(self._pace.due)
+            else:
+                self._wake_by(self._confirms_at())
 
     def _stop_sending(self) -> None:
         """An interrupt went through here: this thread does not go on.  What was lost by it is left to the sweeper."""
@@ -295,7 +315,7 @@ class AfterCommitPublisher:
             work = self._await_work()
             if work is not None:
                 self._publish(*work)
-            if self._is_confirmation_due():
+            if self._is_confirmation_due(time.monotonic()):
                 self._confirm()
 
     def _is_over(self) -> bool:
@@ -308,30 +328,53 @@ class AfterCommitPublisher:
         """All that waits, up to a batch; None when something else is to do.  Blocks while there is nothing to do."""
         with self._lock:
             while True:
-                if self._queue and self._sender is None:
+                now = time.monotonic()
+                if self._queue and self._sender is None and self._is_sending_due(now):
                     return self._take()
-                if self._is_confirmation_due() or self._is_over():
+                if self._is_confirmation_due(now) or self._is_over():
                     return None
-                confirms_at = self._last_confirmed + self._confirm_interval_s if self._unconfirmed else math.inf
-                rest_s = min(confirms_at, self._ends_at) - time.monotonic()
+                # In a flood it looks at every pause, so that writers need not wake it.
+                sends_at = self._pace.due if self._sender is None else math.inf
+                self._looks_at = min(
+                    sends_at if self._queue or sends_at > now else math.inf, self._confirms_at(), self._ends_at
+                )
+                rest_s = self._looks_at - now
                 self._changed.wait(None if math.isinf(rest_s) else max(rest_s, 0.0))
+                self._looks_at = -math.inf
+
+    def _is_sending_due(self, now: float) -> bool:
+        return self._is_hurried or self._is_closed or self._pace.is_due(self._queued.changes, now)
 
     def _is_idle(self) -> bool:
         """Nothing is published or waits for that."""
         return not self._queue and self._sender is None
 
-    def _is_confirmation_due(self) -> bool:
+    def _is_confirmation_due(self, now: float) -> bool:
         if not self._unconfirmed:
             self._is_hurried = self._is_hurried and not self._is_idle()
             return False
-        since_s = time.monotonic() - self._last_confirmed
-        if since_s >= self._confirm_interval_s:
-            return True
-        if self._failure is not None:
-            return False  # what has just failed is not tried again at once
-        # A caller waits; or writers do not publish themselves until it is known that what they did has left.
-        return ((self._is_hurried or self._is_closed) and self._is_idle()) or (
-            since_s >= _CONFIRM_PAUSE_S and self._way.is_full
+        # A caller waits, unless it has just failed.
+        is_hurried = (self._is_hurried or self._is_closed) and self._is_idle() and self._failure is None
+        return is_hurried or now >= self._confirms_at()
+
+    def _confirms_at(self) -> float:
+        """When it is to be looked whether what was published has left, or when it is to be taken out of the outbox."""
+        if not self._unconfirmed:
+            return math.inf
+        if self._failure is not None or not self._way.is_proven:
+            return self._last_flushed + _PROOF_PAUSE_S
+        if self._way.is_full or len(self._unconfirmed) >= _UNCONFIRMED_MAX:
+            return self._last_flushed + _FLUSH_PAUSE_S
+        return self._last_confirmed + self._confirm_interval_s
+
+    def _is_taken_out_due(self, now: float) -> bool:
+        """Whether the outbox is to be told, too."""
+        return (
+            self._is_hurried
+            or self._is_closed
+            or self._failure is not None
+            or len(self._unconfirmed) >= _UNCONFIRMED_MAX
+            or now - self._last_confirmed >= self._confirm_interval_s
         )
 
     def _flush_publisher(self) -> None:
@@ -349,12 +392,15 @@ class AfterCommitPublisher:
                 self._way.flushed(mark, is_proven=is_proven)
 
     def _confirm(self) -> None:
-        """Wait until the changes are out of our hands, then take them out of the outbox."""
+        """Wait until the changes are out of our hands, which writers need to know to publish themselves; and now and
+        then take them out of the outbox."""
         with self._lock:
             revisions = list(self._unconfirmed)
+            is_taken_out = self._is_taken_out_due(time.monotonic())
         try:
             self._flush_publisher()
-            self._db.mark_published(revisions)
+            if is_taken_out:
+                self._db.mark_published(revisions)
         except (LimitReached, NotPermitted) as error:
             # Which of them, is not known here; the sweeper, which publishes them again, finds out.
             self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
@@ -367,12 +413,15 @@ class AfterCommitPublisher:
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
             with self._lock:
-                self.counters.confirmed += self._forget(revisions)
+                if is_taken_out:
+                    self.counters.confirmed += self._forget(revisions)
                 if self._failure is not None:
                     LOG.info("After commit: changes are published again.")
                 self._failure = None
                 self._changed.notify_all()
-        self._last_confirmed = time.monotonic()
+        self._last_flushed = time.monotonic()
+        if is_taken_out:
+            self._last_confirmed = self._last_flushed
 
     def _forget(self, revisions: Sequence[int]) -> int:
         """They are not to be confirmed any more; returns of how many that was not known."""

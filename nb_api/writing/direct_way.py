@@ -53,7 +53,7 @@ class DirectWay:
     """What is known of the way to the bus.  ``now`` is monotonic.  For one thread at a time."""
 
     def __init__(self) -> None:
-        self._is_proven = False
+        self.is_proven = False
         self._published = Load(0, 0)
         """In all."""
         self._flushed = Load(0, 0)
@@ -62,7 +62,7 @@ class DirectWay:
 
     def is_free(self, load: Load, now: float) -> bool:
         """Whether so much can be published without waiting."""
-        return self._is_proven and now >= self._slow_until and self._has_room(load)
+        return self.is_proven and now >= self._slow_until and self._has_room(load)
 
     @property
     def is_full(self) -> bool:
@@ -76,7 +76,7 @@ class DirectWay:
     def published(self, load: Load, *, begun: float, now: float) -> None:
         """So much was published, from then till now."""
         self._published = self._published.plus(load)
-        if self._is_proven and now - begun > SLOW_S:  # what opens the publisher takes its time
+        if self.is_proven and now - begun > SLOW_S:  # what opens the publisher takes its time
             self._slow_until = now + SLOW_PAUSE_S
 
     def mark(self) -> Load:
@@ -85,10 +85,10 @@ class DirectWay:
 
     def flushed(self, mark: Load, *, is_proven: bool) -> None:
         """A flush has ended, or has failed."""
-        self._is_proven = is_proven
+        self.is_proven = is_proven
         if is_proven:
             self._flushed = mark
 
     def lost(self) -> None:
         """Publishing has failed: only a flush proves the way again."""
-        self._is_proven = False
+        self.is_proven = False

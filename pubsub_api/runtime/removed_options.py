@@ -17,7 +17,7 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         "snapshot_idle_timeout",
         retry_interval="retry_interval_max / 10, 0.5 at most",
         sweep_interval="outbox_age / 5, 1 at most",
-        confirm_interval="outbox_age / 25, 0.1 at most",
+        confirm_interval="outbox_age / 5, 1 at most",
         connect_timeout="operation_timeout, 5 at most",
         driver="the scheme of url",
     ),

@@ -12,7 +12,7 @@ import pytest
 
 from nb_api import NbApi, notify_config
 from nb_api.db_api import Change
-from nb_api.writing import direct_way
+from nb_api.writing import direct_way, pacing
 from nb_api.writing.after_commit import AfterCommitPublisher
 from nb_api.writing.publishing import PublishRefusal, ServicePublisher
 from pubsub_api import Event
@@ -161,6 +161,45 @@ def test_what_is_committed_while_another_publishes_leaves_together(nb: NbApi, pu
     nb.flush(timeout_s=WAIT_S)
     assert [revisions for _, revisions in publications.calls] == [first, rest]
     assert nb.statistics().handover.left == 0
+
+
+def test_the_changes_of_a_flood_leave_together(
+    nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "PAUSE_S", 3600.0)
+    lone = [nb.put("port", f"p{number}", 1, topic="t") for number in range(pacing.BURST)]
+    assert publications.of_this_thread() == lone
+    rest = [nb.put("port", f"q{number}", 1, topic="t") for number in range(pacing.WORTH_IT - 1)]
+    assert publications.of_this_thread() == lone
+    nb.flush(timeout_s=WAIT_S)
+    assert publications.calls[len(lone) :][-1][1] == rest
+    assert publications.revisions == lone + rest
+
+
+def test_what_a_pause_held_back_leaves_without_another_write(nb: NbApi, publications: Publications) -> None:
+    versions = [nb.put("port", f"p{number}", 1, topic="t") for number in range(5 * pacing.BURST)]
+    wait_until(lambda: publications.revisions == versions, WAIT_S, "the last of a flood to leave")
+
+
+def test_a_way_is_proven_without_a_transaction(
+    nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox is told seldom; whether what was published has left is asked whenever the way is full."""
+    monkeypatch.setattr(direct_way, "CHANGES_MAX", 5)
+    told: list[object] = []
+    mark_published = nb.db.mark_published
+    monkeypatch.setattr(nb.db, "mark_published", lambda revisions: (told.append(revisions), mark_published(revisions)))
+    monkeypatch.setattr(nb._after_commit, "_confirm_interval_s", 3600.0)
+    for number in range(2 * direct_way.CHANGES_MAX):
+        flushes = len(publications.flush_timeouts_s)
+        nb.put("port", f"p{number}", 1, topic="t")
+        if number % direct_way.CHANGES_MAX == direct_way.CHANGES_MAX - 1:
+            wait_until(lambda before=flushes: len(publications.flush_timeouts_s) > before, WAIT_S, "a flush")
+    assert len(publications.of_this_thread()) == 2 * direct_way.CHANGES_MAX
+    assert told == []
+    nb.flush(timeout_s=WAIT_S)
+    assert len(told) == 1
+    assert nb.db.unpublished() == []
 
 
 def test_no_commit_waits_for_a_bus_that_has_stopped_taking(
