@@ -34,7 +34,7 @@ from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
 from pubsub_api.runtime.option_names import nearest
-from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
+from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, size, text
 
 GROUP = "durability"
 NAME_SPACE_GROUP = "durability_name_space"
@@ -45,6 +45,8 @@ CONTROL_TOPICS = "heliograph/durability"
 DEFAULT_NAME_SPACE = "all"
 DEFAULT_POLICY = "default"
 """Need no group of their own."""
+BUCKETS_MAX = 32_768
+"""The digests of all buckets have to fit into a frame of 1 MiB, the default of ``frame_bytes_max``."""
 
 LOG = logging.getLogger(__name__)
 
@@ -88,6 +90,11 @@ OPTIONS: Sequence[cfg.Opt] = (
               "not taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
         seconds("cleanup_delay", DAY_S, 1.0, 365 * DAY_S, "Deletions are remembered this long. A service that was "
                 "away for longer does not bring its old data back."),
+        count("buckets", 1024, 16, BUCKETS_MAX, "Parts in which sets are compared, and read from disk: the same in all "
+              "services of a domain. Best is one for some hundred objects of the largest name-space. A store that has "
+              "another number is written anew at the start."),
+        size("hot_bytes_max", 512 * MIB, "Memory for what is on disk as well: PERSISTENT data that was used lately, "
+             "and changes that are not in their place on disk yet. A set that fits in is never read twice."),
         flag("require_aligner", False, "End with an error when, a discovery period after the first, nobody may lead a "
              "name-space. Otherwise the service waits for somebody who may."),
         text("lease_file", "", "File whose time the watchdog renews while the service works, for a supervisor to look "
@@ -254,6 +261,8 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         reconcile_s=RECONCILE_INTERVAL_S,
         cleanup_s=options.cleanup_delay,
         expiry_round_s=EXPIRY_ROUND_S,
+        buckets=options.buckets,
+        hot_bytes=options.hot_bytes_max,
     )
 
 

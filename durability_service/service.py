@@ -35,7 +35,7 @@ from durability_service.core.effects import (
 )
 from durability_service.core.messages import Message
 from durability_service.core.service import DurabilityCore
-from durability_service.errors import DurabilityError, NameInUse, NoAligner
+from durability_service.errors import DurabilityError, NameInUse, NoAligner, StoreFailed
 from durability_service.protocol import ServiceStatus
 from durability_service.serving import answers
 from durability_service.serving.actions import Actions
@@ -51,7 +51,7 @@ from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.config import reply_bytes_max
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import Closed
+from pubsub_api.core.errors import Closed, UndecodableBody
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.driver import PubSubApi
@@ -89,7 +89,8 @@ class DurabilityService(Closeable):
             node, incarnation = _identity(options.node, store)
             self.settings = config.service_settings(conf, node=node, incarnation=incarnation)
             self._tracer = Tracer(Level[options.tracing_verbosity], options.tracing_file, node)
-            self._core = DurabilityCore(self.settings, store.restored() if store else {}, time.monotonic())
+            restored = store.restored(self.settings.buckets) if store else {}
+            self._core = DurabilityCore(self.settings, restored, time.monotonic(), store)
         except BaseException:
             if store:
                 store.close()
@@ -108,7 +109,7 @@ class DurabilityService(Closeable):
         guid = os.urandom(frames.GUID_BYTES)
         self._questions = ServiceQuestions(
             self._core, self._lock, self.ranges, self._actions,
-            step=self._step, catch_up=self._feed_recorded, status=self.status,
+            step=self._step, catch_up=self._feed_recorded, status=self.status, on_unreadable=self._on_unreadable,
             frame=frame, guid=guid, reply_bytes_max=reply_bytes_max(conf), admin_key=admin_key,
         )  # fmt: skip
         self._bus = PeerBus(
@@ -212,7 +213,14 @@ class DurabilityService(Closeable):
 
     def _step(self, event: Event) -> None:
         with self._lock:
-            for effect in self._core.step(time.monotonic(), time.time_ns(), event):
+            if isinstance(self._failure, StoreFailed):
+                return  # the core may be in the middle of something
+            try:
+                effects = self._core.step(time.monotonic(), time.time_ns(), event)
+            except (StoreFailed, UndecodableBody) as error:
+                self._on_unreadable(error)
+                return
+            for effect in effects:
                 self._perform(effect)
             is_due = self._core.next_deadline() <= time.monotonic() or not self._outgoing.empty()
         if is_due:
@@ -281,6 +289,12 @@ class DurabilityService(Closeable):
             self._feed_recorded()
 
     def _feed_recorded(self) -> None:
+        """Give the core what was recorded, and wait until it is in the sets."""
+        self._feed()
+        while self._core.is_filing and self._failure is None:
+            self._step(Tick())  # others have their turn meanwhile: what is on disk only takes time
+
+    def _feed(self) -> None:
         """Give the core what was recorded.
 
         While the disk is busy events stay with the recorder, where newer ones replace them at little cost; when it is
@@ -301,13 +315,18 @@ class DurabilityService(Closeable):
 
     def _on_stored(self, operation: int) -> None:
         self._step(Stored(operation))
-        self._feed_recorded()
+        self._feed()
         with self._lock:
             self._actions.stored(operation)
 
     def _on_snapshot(self, number: int, outcome: str) -> None:
         with self._lock:
             self._actions.outcomes[str(number)] = outcome
+
+    def _on_unreadable(self, error: Exception) -> None:
+        """What is on disk of a set cannot be read."""
+        LOG.error("Durability: the store cannot be read: %s", error)
+        self._on_failure(error if isinstance(error, StoreFailed) else StoreFailed(f"{self._options.store}: {error}"))
 
     def _on_failure(self, error: DurabilityError) -> None:
         self._failure = error
@@ -329,6 +348,8 @@ class DurabilityService(Closeable):
             "bad_frames": bus.bad_frames + self._questions.bad,
             "transactions": self._writer.transactions if self._writer else 0,
             "traces_failed": self._tracer.failed,
+            "buckets_read": self._core.memory.reads,
+            "hot_bytes": self._core.memory.rows_bytes + self._core.memory.changes_bytes,
             **self._questions.counters(),
             **self._live.counters(),
         }

@@ -162,8 +162,8 @@ class Pair:
         self._store = store
         kinds = (Kind.TRANSIENT, Kind.PERSISTENT if store else Kind.TRANSIENT)
         self.cores = [
-            DurabilityCore(_settings(name, kind), {}, 0.0)
-            for name, kind in zip(("source", "other"), kinds, strict=True)
+            DurabilityCore(_settings(name, kind), {}, 0.0, rows)
+            for name, kind, rows in zip(("source", "other"), kinds, (None, store), strict=True)
         ]
         self._boxes: list[list[bytes]] = [[], []]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from durability_service.core.messages import NO_EPOCH, Epoch, Message
-from durability_service.core.sets.batches import SampleBatch, unpack
+from durability_service.core.sets.batches import BucketSummary, SampleBatch
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
 
@@ -114,6 +114,8 @@ class Fill:
 
     name_space: str
     batches: Mapping[int, SampleBatch]
+    kept: Sequence[int] = ()
+    """Buckets that are as they are in the backup."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,19 +181,10 @@ Effect = Send | StoreSamples | AcknowledgeRange | Trace | NameTaken
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a store found of a name-space when it was opened."""
+    """What a store found of a name-space when it was opened.  All of it is in the rows of its buckets."""
 
     is_complete: bool
-    samples: Sequence[Sample] = ()
     marks: StoreMarks = StoreMarks()
     filters: tuple[str, ...] = ()
-    buckets: int = 0
-    """In how many buckets it is kept."""
-    batches: Mapping[int, SampleBatch] = dataclasses.field(default_factory=dict)
-    """Whole buckets; ``samples`` are those of all others."""
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Every sample."""
-        yield from self.samples
-        for batch in self.batches.values():
-            yield from unpack(batch)
+    buckets: Mapping[int, BucketSummary] = dataclasses.field(default_factory=dict)
+    """Bucket -> what is in its row, of those that are not empty."""

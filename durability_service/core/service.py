@@ -44,6 +44,7 @@ from durability_service.core.peers.membership import Membership, Peer, PeerChang
 from durability_service.core.peers.name_clashes import NameClashes
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
+from durability_service.core.sets.stored_buckets import BucketMemory, BucketRows
 from durability_service.core.settings import ServiceSettings
 from pubsub_api.core.errors import InvalidTopic
 
@@ -58,11 +59,14 @@ _topic = operator.itemgetter(0)
 class DurabilityCore:
     """Not thread-safe: the owner serialises calls."""
 
-    def __init__(self, settings: ServiceSettings, restored: Mapping[str, Restored], now: float) -> None:
-        """``restored`` is what the store found, by name-space."""
+    def __init__(
+        self, settings: ServiceSettings, restored: Mapping[str, Restored], now: float, rows: BucketRows | None = None
+    ) -> None:
+        """``restored`` is what the store found, by name-space; ``rows`` reads from it, whenever the core is called.
+        What that raises leaves the core in no state to go on."""
         self.settings = settings
+        self.memory = BucketMemory(settings.hot_bytes, rows)
         self.now = now
-        self._skew_max_ns = int(settings.clock_skew_max_s * 1e9)
         self._newest = 0
         """The newest timestamp of a publisher that was believed."""
         self._wall_ns = 0
@@ -158,6 +162,7 @@ class DurabilityCore:
         for operation in operations:
             self._operations += 1
             self._effects.append(StoreSamples(self._operations, operation))
+        self._waiting.append((self._operations, holding.stored.when_durable(operations)))
         self._waiting.append((self._operations, then))
 
     def trace(self, level: Level, what: str, **fields: Any) -> None:
@@ -189,6 +194,11 @@ class DurabilityCore:
     def has_unanswered_peers(self) -> bool:
         return any(not one.is_connected and not one.is_one_way for one in self.membership.peers.values())
 
+    @property
+    def is_filing(self) -> bool:
+        """Live samples wait for the next step."""
+        return any(keeper.is_filing for keeper in self.keepers.values())
+
     def without_aligner(self) -> list[str]:
         """Name-spaces whose data is wanted here, and which no service has led for a discovery period."""
         held = [keeper.holding for keeper in self.keepers.values()]
@@ -198,6 +208,10 @@ class DurabilityCore:
             for one in held
             if one.phase is Phase.ELECT and not one.choice.candidate and self.now - one.since >= patience_s
         ]
+
+    @property
+    def _skew_max_ns(self) -> int:
+        return int(self.settings.clock_skew_max_s * 1e9)
 
     # -- live data
 
@@ -374,7 +388,8 @@ class DurabilityCore:
         if restored and restored.filters and frozenset(restored.filters) != space.filters:
             self.trace(Level.WARNING, "the name-space was another one on disk: not used", name_space=space.name)
             restored = None
-        self.keepers[space.name] = Keeper(self, Holding(self.settings, space, policy, restored, self.now))
+        holding = Holding(self.settings, space, policy, restored, self.now, self.memory)
+        self.keepers[space.name] = Keeper(self, holding)
         self._spaces_of_topics.clear()
         return True
 
@@ -411,6 +426,8 @@ class DurabilityCore:
     def _terminate(self) -> None:
         self.is_terminating = True
         for keeper in self.keepers.values():
+            while keeper.is_filing:
+                keeper.file_some()
             keeper.upkeep.renew()
             if keeper.holding.phase is not Phase.TERMINATING:
                 keeper.holding.moves(LifecycleCause.STOPPED, self.now)

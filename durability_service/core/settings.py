@@ -90,6 +90,12 @@ class ServiceSettings:
     chunks_per_step: int = 8
     repack_changes: int = 4096
     """So many samples come and go before buckets on disk are packed anew."""
+    hot_bytes: int = 512 * 1024 * 1024
+    """Memory for what is on disk as well: buckets used lately, and changes that are not in their buckets yet."""
+    clean_buckets: int = 8
+    """So many buckets are looked through at a time for samples that are deleted, or expired and on disk only."""
+    reads_per_step: int = 32
+    """After so many buckets that had to be read from disk, further live samples wait for the next step."""
     idle_samples: int = 2000
     """So many samples that were not used lately are packed per heartbeat."""
     buckets_per_step: int = 64

@@ -17,6 +17,8 @@ from pubsub_api.core.topics import FilterSet
 
 _SAMPLE_OVERHEAD_BYTES = 80
 _FOREVER_NS = 1 << 63
+_READS_MAX = 64
+"""Buckets that are read from disk for one page."""
 
 
 def service_status(
@@ -103,15 +105,19 @@ def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> SampleP
     digests: dict[int, bytes] = {}
     size = 0
     after = ask.after
+    reads_max = held.stored.buckets_read + _READS_MAX
     for number in _numbers(ask, held):
+        if held.stored.buckets_read >= reads_max:  # others wait for the lock
+            return _page(keeper, ask, found, digests, (number, None))
         if after is None and held.set.size_of(number):
             digests[number] = held.set.digest_of(number)
-        for instance in _instances(held, number, after):
+        bucket = held.set.bucket(number)
+        for instance in sorted(bucket if after is None else (one for one in bucket if one > after)):
             topic = instance[0]
             if topic not in selected:
                 selected[topic] = wanted.match(topic)
             if selected[topic]:
-                samples = _within(ask, held, held.set.get(instance), now_ns)
+                samples = _within(ask, held, bucket[instance], now_ns)
                 size += sum(len(one.event) + len(topic) + len(one.key) + _SAMPLE_OVERHEAD_BYTES for one in samples)
                 found += reversed(samples)
             if size >= bytes_max:
@@ -140,16 +146,11 @@ def _within(ask: Ask, held: Holding, samples: Sequence[Sample], now_ns: int) -> 
     kept = [
         sample
         for sample in samples
-        if ask.since <= sample.timestamp <= (ask.until or _FOREVER_NS) and not held.expiry.is_expired(sample, now_ns)
+        if ask.since <= sample.timestamp <= (ask.until or _FOREVER_NS)
+        and not held.expiry.is_expired(sample, now_ns)
+        and not held.set.is_deleted(sample)
     ]
     return kept[: ask.newest] if ask.newest else kept
-
-
-def _instances(held: Holding, number: int, after: InstanceKey | None) -> list[InstanceKey]:
-    bucket = held.set.bucket(number)
-    if after is None:
-        return sorted(bucket)
-    return sorted(key for key in bucket if key > after)
 
 
 def _page(

@@ -11,13 +11,14 @@ from durability_service import protocol
 from durability_service.core.effects import Event, Interest
 from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
+from durability_service.errors import StoreFailed
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.serving import answers
 from durability_service.serving.actions import Actions
 from durability_service.serving.administration import Administration
 from durability_service.serving.durable_ranges import DurableRanges
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.errors import FrameError, InvalidTopic, UndecodableBody
 from pubsub_api.core.sending.replies import Found, Responder
 from pubsub_api.core.settings import FrameSettings
 
@@ -29,7 +30,8 @@ _PAGE_BYTES = 256 * 1024
 class ServiceQuestions:
     """Any thread may ask; answers are made under ``lock``, the service's.
 
-    ``step`` gives the core an event, ``catch_up`` gives it all that has come, ``status`` is that of the service.
+    ``step`` gives the core an event, ``catch_up`` gives it all that has come, ``status`` is that of the service;
+    ``on_unreadable`` is called when what is on disk of a set cannot be read.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class ServiceQuestions:
         step: Callable[[Event], None],
         catch_up: Callable[[], None],
         status: Callable[[], ServiceStatus],
+        on_unreadable: Callable[[Exception], None],
         frame: FrameSettings,
         guid: bytes,
         reply_bytes_max: int,
@@ -54,6 +57,7 @@ class ServiceQuestions:
         self._step = step
         self._catch_up = catch_up
         self._status = status
+        self._on_unreadable = on_unreadable
         self._frame = frame
         self._guid = guid
         self._node = core.settings.node
@@ -78,6 +82,8 @@ class ServiceQuestions:
             self.bad += 1
             LOG.warning("Durability: refused a question: %s", error)
             return ()
+        if ask.durability:
+            self._catch_up()  # the answer includes all that has come
         with self._lock:
             self._asked += 1
             if not ask.durability:
@@ -99,11 +105,13 @@ class ServiceQuestions:
         ]
 
     def _fill_in(self, answer: Answer, ask: Ask) -> None:
-        self._catch_up()  # the answer includes all that has come
         if ask.wants_data:
             self._wake(ask.topics)
         if ask.durability == protocol.HISTORY:
-            answer.page = answers.page(self._core, ask, _PAGE_BYTES, time.time_ns())
+            try:
+                answer.page = answers.page(self._core, ask, _PAGE_BYTES, time.time_ns())
+            except (StoreFailed, UndecodableBody) as error:
+                self._on_unreadable(error)
             self.is_read = True
             return
         if ask.durability == protocol.DIGESTS:

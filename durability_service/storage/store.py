@@ -11,7 +11,9 @@ newest retired generation stays for inspection; older ones are purged in small s
 A process that has a file open can still write to it after it was removed or replaced, and no other process sees that.
 So nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
 
-Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
+Used by two threads at a time: one writes, and one reads buckets (`SampleStore.read`) on a connection of its own, so
+that it waits for no transaction.  A lock on a file beside the store keeps other services out.  `sqlite3` errors leave
+it as `StoreFailed`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Restored, StoreMarks, StoreOperation
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
+from durability_service.core.sets.batches import SampleBatch, pack
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
 from durability_service.errors import StoreFailed, StoreInUse
-from durability_service.storage import contents
+from durability_service.storage import contents, store_lock
+from durability_service.storage.store_lock import IN_USE
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.runtime import files
@@ -60,6 +64,9 @@ _SCHEMA = (
     *contents.SCHEMA,
 )
 _NEWLINE = "\n"
+_CHECK_BYTES_MAX = 256 * 1024 * 1024
+"""A larger file is not looked through when it is opened: each bucket has a checksum, which is looked at whenever it is
+read."""
 
 
 class _StoredMarks(msgspec.Struct, array_like=True):
@@ -79,24 +86,29 @@ class SampleStore(Closeable):
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
         self.path = pathlib.Path(path)
         self._files: dict[pathlib.Path, tuple[int, int]] = {}
-        with _translated(self.path):
+        self._not_included: dict[int, dict[int, int]] = {}
+        """Generation -> bucket -> the first change that is not in it, the oldest first."""
+        with contextlib.ExitStack() as undo, _translated(self.path):
             files.make_directory(self.path.parent)
             files.make_private(self.path)
-            self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare()
-                self._files = {path: files.identity_of(path) for path in self._paths() if path.exists()}
-            except BaseException:
-                self._db.close()
-                raise
+            self._lock = store_lock.take(self.path, busy_timeout_s)
+            undo.callback(store_lock.release, self._lock)
+            self._db = self._connect(busy_timeout_s)
+            undo.callback(self._db.close)
+            self._prepare()
+            self._files = {path: files.identity_of(path) for path in self._paths() if path.exists()}
+            self._reading = self._connect(busy_timeout_s)
+            undo.callback(self._reading.close)
+            self._reading.execute("PRAGMA query_only=ON")
+            self._close = undo.pop_all().close
+
+    def _connect(self, busy_timeout_s: float) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
 
     def _prepare(self) -> None:
         db = self._db
-        # One service per file: a second one would serve sets that the first one changes.
-        db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
-        db.execute("PRAGMA temp_store=MEMORY")
         db.execute("PRAGMA cache_size=-65536")  # kibibytes: the index should stay in memory
         with self._transaction():
             (application,) = db.execute("PRAGMA application_id").fetchone()
@@ -112,9 +124,19 @@ class SampleStore(Closeable):
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._restore_backups()
-        (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if problem != "ok":
-            raise StoreFailed(f"{self.path} is damaged: {problem}")
+        if self.path.stat().st_size <= _CHECK_BYTES_MAX:
+            (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if problem != "ok":
+                raise StoreFailed(f"{self.path} is damaged: {problem}")
+        for generation, buckets in self._complete_generations():
+            with self._transaction():
+                contents.include(self._db, generation, buckets=buckets)
+
+    def _complete_generations(self) -> list[tuple[int, int]]:
+        """The current ones: number, and in how many buckets."""
+        return self._db.execute(
+            "SELECT id, buckets FROM current JOIN generation ON generation = id WHERE state = 'complete'"
+        ).fetchall()
 
     def _paths(self) -> tuple[pathlib.Path, pathlib.Path]:
         return self.path, self.path.with_name(f"{self.path.name}-wal")
@@ -163,28 +185,52 @@ class SampleStore(Closeable):
 
     # -- reading
 
-    def restored(self) -> Mapping[str, Restored]:
-        """Every name-space with its current, complete generation."""
+    def restored(self, buckets: int | None = None) -> Mapping[str, Restored]:
+        """Every name-space as it was when the store was opened.  It is kept in so many ``buckets`` from now on; writing
+        it anew takes time, but not much memory."""
         with _translated(self.path):
+            for generation, present in self._complete_generations():
+                if buckets is not None and present != buckets:
+                    with self._transaction():
+                        self._rebucket(generation, buckets)
             rows = self._db.execute(
-                "SELECT current.name_space, id, filters, buckets, marks "
+                "SELECT current.name_space, id, filters, marks "
                 "FROM current JOIN generation ON generation = id WHERE state = 'complete'"
             ).fetchall()
             return {
-                name: self._restored(generation, filters, buckets, marks)
-                for name, generation, filters, buckets, marks in rows
+                name: Restored(
+                    True,
+                    _unpacked(marks),
+                    tuple(filters.split(_NEWLINE)),
+                    contents.summaries(self._db, generation),
+                )
+                for name, generation, filters, marks in rows
             }
 
-    def _restored(self, generation: int, filters: str, buckets: int, marks: bytes) -> Restored:
-        found = contents.load(self._db, generation, buckets=buckets)
-        return Restored(
-            is_complete=True,
-            samples=found.samples,
-            marks=_unpacked(marks),
-            filters=tuple(filters.split(_NEWLINE)),
-            buckets=buckets,
-            batches=found.batches,
+    def _rebucket(self, generation: int, buckets: int) -> None:
+        """Replace a complete generation by one with the same content in so many buckets."""
+        LOG.warning("Store %s: a set is written anew in %d buckets.", self.path, buckets)
+        cursor = self._db.execute(
+            "INSERT INTO generation (name_space, filters, buckets, state, marks, created_ns) "
+            "SELECT name_space, filters, ?, 'complete', marks, ? FROM generation WHERE id = ?",
+            (buckets, time.time_ns(), generation),
         )
+        assert cursor.lastrowid is not None
+        contents.rebucket(self._db, generation, cursor.lastrowid, buckets=buckets)
+        self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (generation,))
+        self._db.execute("UPDATE current SET generation = ? WHERE generation = ?", (cursor.lastrowid, generation))
+
+    def read(self, name_space: str, number: int) -> SampleBatch:
+        """A bucket as it was last written, without the changes since; from any thread, one at a time.
+
+        While a generation is filled, from there what is in it already, and all else from the one before.
+        """
+        with _translated(self.path):
+            (current, backup), *_ = self._reading.execute(
+                "SELECT generation, backup FROM current WHERE name_space = ?", (name_space,)
+            ).fetchall() or [(None, None)]
+            found = contents.read(self._reading, current, number)
+            return found if found.count or backup is None else contents.read(self._reading, backup, number)
 
     def generations(self) -> list[dict[str, object]]:
         """Every generation, for inspection: name-space, state, when it was begun, how many samples it has, and how many
@@ -199,7 +245,7 @@ class SampleStore(Closeable):
                     "generation": generation,
                     "state": state,
                     "created_ns": created_ns,
-                    "samples": sum(1 for _ in contents.load(self._db, generation, buckets=buckets)),
+                    "samples": contents.count(self._db, generation, buckets=buckets),
                     "changes": contents.changes(self._db, generation),
                 }
                 for name, generation, state, created_ns, buckets in rows
@@ -225,14 +271,34 @@ class SampleStore(Closeable):
             self._complete(operation, generation)
         else:
             contents.write_batches(self._db, generation, operation.batches)
+            self._keep(operation, generation)
+
+    def _keep(self, operation: Fill, generation: int) -> None:
+        if not operation.kept:
+            return
+        (backup,) = self._db.execute(
+            "SELECT backup FROM current WHERE name_space = ?", (operation.name_space,)
+        ).fetchone()
+        if backup is None:
+            raise StoreFailed(
+                f"{self.path}: the name-space {operation.name_space!r} has no generation to keep buckets of"
+            )
+        contents.copy(self._db, generation, backup, operation.kept)
 
     def _apply(self, operation: Apply) -> None:
         generation, buckets = self._generation(operation.name_space, "complete")
+        waiting = self._not_included.setdefault(generation, {})
         if operation.added or operation.removed:
-            contents.write_change(self._db, generation, operation.added, operation.removed, buckets=buckets)
+            change, concerned = contents.write_change(
+                self._db, generation, operation.added, operation.removed, buckets=buckets
+            )
+            for number in concerned:
+                waiting.setdefault(number, change)
         if operation.batches:
             contents.write_batches(self._db, generation, operation.batches)
-            contents.trim(self._db, generation, buckets=buckets)
+            for number in operation.batches:
+                waiting.pop(number, None)
+            contents.trim(self._db, generation, next(iter(waiting.values()), None))
         if operation.marks is not None:
             self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
 
@@ -325,13 +391,14 @@ class SampleStore(Closeable):
             yield
         except BaseException:
             self._db.execute("ROLLBACK")
+            self._not_included = {name: {-1: 0} for name in self._not_included}  # it is not known: nothing is trimmed
             raise
         self._db.execute("COMMIT")
         self._check_files()
 
     def close(self) -> None:
         """Idempotent."""
-        self._db.close()
+        self._close()
 
 
 def _joined(operations: Sequence[StoreOperation]) -> Iterator[StoreOperation]:
@@ -376,9 +443,14 @@ def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
         copy.execute("PRAGMA journal_mode=DELETE")
         copy.execute("BEGIN")
         for generation, buckets, state in copy.execute("SELECT id, buckets, state FROM generation").fetchall():
-            found = contents.load(copy, generation, buckets=buckets) if state == "complete" else ()
-            chosen = [sample for sample in found if selected.match(sample.topic)]
-            contents.rewrite(copy, generation, chosen, buckets=buckets)
+            if state != "complete":
+                contents.clear(copy, generation)
+                continue
+            contents.include(copy, generation, buckets=buckets)
+            for number, found in contents.samples(copy, generation):
+                chosen = [sample for sample in found if selected.match(sample.topic)]
+                if len(chosen) < len(found):
+                    contents.write_batches(copy, generation, {number: pack(chosen)})
         copy.execute("DELETE FROM generation WHERE state != 'complete'")
         copy.execute("DELETE FROM current WHERE generation NOT IN (SELECT id FROM generation)")
         copy.execute("COMMIT")
@@ -402,9 +474,7 @@ def _translated(path: pathlib.Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
-            raise StoreInUse(
-                f"the store {path} is used by another service: give each its own [durability] store"
-            ) from error
+            raise StoreInUse(IN_USE.format(path)) from error
         raise StoreFailed(f"the store {path} failed: {error}") from error
     except (sqlite3.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError, UndecodableBody) as error:
         raise StoreFailed(f"the store {path} failed: {error}") from error

@@ -57,7 +57,7 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         "expiry_interval page_timeout chunk_bytes window_chunks held_samples_max read_publisher_caches "
         "missing_ranges_max ask_again_interval ask_again_attempts_max gather_bytes_max queue_events_max "
         "confirmed_streams_max terminate_period watchdog_interval watchdog_timeout heartbeat_factor "
-        "align_timeout reconcile_interval buckets combine_period_initial combine_period_operational",
+        "align_timeout reconcile_interval combine_period_initial combine_period_operational",
         default_kind="kinds #=KIND",
         default_depth="depths #=N",
         default_lifespan="lifespans #=S",

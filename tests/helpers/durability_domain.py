@@ -14,8 +14,11 @@ import pubsub_api
 from durability_service import config
 from durability_service.client import DurabilityClient, Outcome
 from durability_service.clients.history import DurableHistory
+from durability_service.core.sets.batches import unpack
+from durability_service.core.sets.samples import Sample
 from durability_service.protocol import ServiceStatus
 from durability_service.service import DurabilityService
+from durability_service.storage.store import SampleStore
 from pubsub_api.core.durability import Durability
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.fast_conf import fast_conf
@@ -27,8 +30,10 @@ FAST = {
     "no_service_time": 30.0,
     "initial_discovery_period": 0.3,
     "admin_key": "only-for-tests-of-durability",
+    "hot_bytes_max": 4096,
 }
-"""Options of ``[durability]``: nobody waits, and a loaded machine does not look like a dead one."""
+"""Options of ``[durability]``: nobody waits, a loaded machine does not look like a dead one, and sets on disk are
+larger than memory."""
 # Of every service of this process and of those that it starts, which import this module, too.
 config.HEARTBEAT_FACTOR = 0.1
 config.COMBINE_INITIAL_S = 0.02
@@ -145,6 +150,12 @@ def read_history(session: pubsub_api.Session, services: Sequence[str] | None, to
         outcome, samples = client.history(topics, timeout_s=TIMEOUT_S)
     assert outcome is Outcome.COMPLETE, outcome
     return {event.key: event.value for event in map(event_of, samples) if event.action != "delete"}
+
+
+def stored_samples(store: SampleStore, name_space: str = "all") -> list[Sample]:
+    """What is on disk of a name-space."""
+    found = store.restored()[name_space]
+    return [sample for number in sorted(found.buckets) for sample in unpack(store.read(name_space, number))]
 
 
 class ServiceProcess(ChildProcess):

@@ -3,7 +3,10 @@
 A bucket counts when all its parts have come and it has the digest that the source said.  It stays packed: what is in it
 is looked at only where there is something here to merge it with.  When the answer has ended and a bucket is missing, or
 nothing moves any more, the rest is asked for again: the new request says what has come already, so that every round
-makes progress.  Nothing is applied before all of it is there.
+makes progress.
+
+Where an answer can only add to what is here, each bucket is put into the set when it has come, so that memory never
+holds more than a few (`Alignment.is_streamed`).  Of all other answers nothing is applied before all of it is there.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ class Alignment:
         asked_at: int,
         compares: bool,
         role: str,
+        is_streamed: bool,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -79,6 +83,7 @@ class Alignment:
         self.role = role
         self.purpose = purpose
         self.policy = policy
+        self.is_streamed = is_streamed
         self.asked_at = asked_at
         """The time of the request: what was written here later is never touched."""
         self._compares = compares
@@ -89,8 +94,9 @@ class Alignment:
         self._moved_at = 0.0
         self._parts: dict[int, dict[int, BucketPart]] = {}
         self.staged: dict[int, SampleBatch] = {}
+        """What has come and is not in the set yet."""
         self.digests: dict[int, bytes] = {}
-        """Bucket -> digest, of those staged."""
+        """Bucket -> digest, of those that have come."""
         self._told_chunk = 0
         self.end: AlignEnd | None = None
         """The end of the answer, once everything it covers is here."""
@@ -175,6 +181,11 @@ class Alignment:
         self.staged[part.bucket] = batch
         self.digests[part.bucket] = part.digest
         self.received += batch.count
+
+    def take_staged(self) -> dict[int, SampleBatch]:
+        """The buckets that have come since the last call."""
+        staged, self.staged = self.staged, {}
+        return staged
 
     def ended(self, message: AlignEnd, now: float) -> bool:
         """The answer ended.  True when it is whole; False when the rest must be asked for."""

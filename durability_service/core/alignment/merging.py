@@ -20,7 +20,7 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
-from durability_service.core.sets.sample_set import Instances
+from durability_service.core.sets.buckets import Instances
 from durability_service.core.sets.samples import InstanceKey, Sample
 
 Keep = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]

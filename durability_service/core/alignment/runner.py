@@ -12,14 +12,14 @@ from durability_service.core.alignment.behind import Behind
 from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.alignment.merging import MergePolicy, diff
-from durability_service.core.effects import Level
+from durability_service.core.effects import Level, StoreOperation
 from durability_service.core.keeping.context import ServiceContext
 from durability_service.core.keeping.epochs import EpochChanges
 from durability_service.core.keeping.holding import Holding
 from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
-from durability_service.core.messages import AlignData, AlignEnd
-from durability_service.core.sets.batches import unpack
-from durability_service.core.sets.sample_set import by_instance
+from durability_service.core.messages import AlignData, AlignEnd, AlignProgress
+from durability_service.core.sets.batches import SampleBatch, unpack
+from durability_service.core.sets.buckets import by_instance
 from durability_service.core.sets.samples import Sample
 
 
@@ -37,11 +37,16 @@ class AlignmentRunner:
         self._epochs = epochs
         self._late_samples = late_samples
         self._behind = behind
+        self._is_change_untold = False
+        """An alignment changed the set, and it has not come to its end yet."""
+        self._is_filling = False
+        """There was nothing here: what comes goes into a new generation on disk, which is completed at the end."""
 
     def start(self, conflict: Conflict, asked_at: int) -> None:
         """Ask the peer for what differs.  What was written here after ``asked_at`` is not touched."""
         held = self._holding
         purpose, peer, policy = conflict
+        is_filling = purpose is AlignmentPurpose.FETCH and not held.set.count
         held.counters.alignments += 1
         held.alignment = Alignment(
             self._context.settings,
@@ -54,11 +59,22 @@ class AlignmentRunner:
             asked_at=asked_at,
             compares=held.policy.equality_check,
             role=peer.role,
+            is_streamed=is_filling or self._may_stream(conflict),
         )
+        self._is_filling = is_filling
+        if is_filling:
+            self._context.store(held, held.stored.begin())
         self._context.trace(
             Level.FINE, "aligning", name_space=held.name, peer=peer.node, purpose=purpose.value, policy=policy.value
         )
         self._ask(held.alignment)
+
+    def _may_stream(self, conflict: Conflict) -> bool:
+        """Whether half of the answer does no harm: it only adds to the set.  A set from disk looks newer by it than it
+        is; so to that only where sets are joined in any case."""
+        role = self._context.settings.role
+        is_joined = self._holding.policy.merge_for(role, role) is MergePolicy.MERGE
+        return conflict.policy is MergePolicy.MERGE and (conflict.purpose is not AlignmentPurpose.FETCH or is_joined)
 
     def _ask(self, alignment: Alignment) -> None:
         self._context.send(alignment.request(self._context.request_number(), self._context.now))
@@ -85,6 +101,10 @@ class AlignmentRunner:
         )  # fmt: skip
         held.counters.alignments_abandoned += 1
         held.alignment = None
+        if self._is_filling:
+            held.set.clear()  # half of a set is none
+        elif self._is_change_untold and held.is_aligned and alignment.purpose is not AlignmentPurpose.RECONCILE:
+            held.joined(alignment.policy)  # readers must not wait for the next attempt
         if held.phase in (Phase.FETCH, Phase.MERGING):
             held.moves(LifecycleCause.SOURCE_LOST, self._context.now)
 
@@ -95,13 +115,31 @@ class AlignmentRunner:
             return
         if isinstance(message, AlignData):
             progress = alignment.data(message, now)
-            if progress is not None:
-                self._context.send(progress)
+            operations = self._put(alignment, alignment.take_staged()) if alignment.is_streamed else []
+            if progress is not None or operations:
+                # No faster than the disk: what waits for it is in memory.
+                self._context.store(self._holding, operations, lambda: self._tell(progress))
         elif alignment.ended(message, now):
+            known = self._holding.set.deletions
             gone = self._holding.delete(message.deletions) or []
-            alignment.apply(removed=self._holding.stored.of(gone), is_change=bool(gone))
+            is_change = bool(gone) or (self._holding.set.is_cleaning and self._holding.set.deletions != known)
+            alignment.apply(removed=self._holding.stored.of(gone), is_change=is_change)
         elif message.is_complete and not alignment.is_hopeless:
             self._ask(alignment)
+
+    def _tell(self, progress: AlignProgress | None) -> None:
+        if progress is not None:
+            self._context.send(progress)
+
+    def _put(self, alignment: Alignment, batches: dict[int, SampleBatch]) -> list[StoreOperation]:
+        """Put buckets into the set that came, and have the store do the same."""
+        held, applying = self._holding, Applying([], [], is_change=False)
+        for number, batch in batches.items():
+            self._apply_bucket(alignment, applying, number, batch)
+        self._is_change_untold |= applying.is_change
+        if self._is_filling:
+            return held.stored.fill(sorted(batches))
+        return held.change(applying.added, applying.removed, adopted=applying.adopted)
 
     def apply_some(self, alignment: Alignment) -> None:
         """Put a bounded number of buckets of an answer that has come whole into the set."""
@@ -110,12 +148,11 @@ class AlignmentRunner:
         assert end is not None
         for _ in range(min(self._context.settings.buckets_per_step, len(applying.buckets))):
             number = applying.buckets.pop()
-            came, is_change = self._apply_bucket(alignment, applying, number)
-            held.counters.aligned += came
-            applying.is_change = applying.is_change or is_change
-            held.was_written = held.was_written or came > 0
+            self._apply_bucket(alignment, applying, number, alignment.staged[number])
         if not applying.buckets:
             held.alignment = None
+            applying.is_change |= self._is_change_untold
+            self._is_change_untold = False
             if alignment.purpose is AlignmentPurpose.FETCH:
                 self._fetched(alignment, applying, end)
             else:
@@ -125,15 +162,14 @@ class AlignmentRunner:
                 received=alignment.received, samples=held.set.count,
             )  # fmt: skip
 
-    def _apply_bucket(self, alignment: Alignment, applying: Applying, number: int) -> tuple[int, bool]:
-        """How many samples came, and whether anything changed."""
+    def _apply_bucket(self, alignment: Alignment, applying: Applying, number: int, theirs: SampleBatch) -> None:
         held = self._holding
-        theirs = alignment.staged[number]
         if held.set.adopt(number, theirs):  # nothing here: every policy that asks for data takes what the other has
             applying.adopted.append(number)
             if alignment.purpose is AlignmentPurpose.RECONCILE:
                 self._late_samples.aligned((sample.digest for sample in unpack(theirs)), self._context.now)
-            return theirs.count, theirs.count > 0
+            self._came(applying, theirs.count, is_change=theirs.count > 0)
+            return
         local, remote = held.set.bucket(number), by_instance(unpack(theirs))
         change = diff(alignment.policy, local, remote, alignment.asked_at, held.set.kept)
         added: list[Sample] = []
@@ -146,7 +182,13 @@ class AlignmentRunner:
             self._late_samples.aligned((sample.digest for sample in added), self._context.now)
         applying.added += held.stored.of(added)
         applying.removed += held.stored.of(removed)
-        return len(added), bool(added or removed)
+        self._came(applying, len(added), is_change=bool(added or removed))
+
+    def _came(self, applying: Applying, count: int, *, is_change: bool) -> None:
+        """So many samples came with a bucket."""
+        self._holding.counters.aligned += count
+        self._holding.was_written |= count > 0
+        applying.is_change |= is_change
 
     def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
         """An alignment is in a set that was complete before: make it durable, then say so."""
@@ -174,7 +216,9 @@ class AlignmentRunner:
         held = self._holding
         past = end.epoch, self._epochs.lineage_after(alignment.policy, end.lineage)
         marks = self._epochs.marks(past)
-        if alignment.policy is MergePolicy.MERGE and held.stored.has_usable_base:
+        if self._is_filling:
+            operations = held.stored.complete(marks)
+        elif alignment.policy is MergePolicy.MERGE and held.stored.has_base:
             operations = held.change(applying.added, applying.removed, marks, applying.adopted)
         else:
             operations = held.stored.whole(marks)

@@ -19,8 +19,9 @@ from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, NamespacePolicy
 from durability_service.core.peers.election import Choice, ElectionMember
 from durability_service.core.sets.expiry import Expiry
-from durability_service.core.sets.sample_set import Deletion, SampleSet
+from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
+from durability_service.core.sets.stored_buckets import BucketMemory
 from durability_service.core.settings import ServiceSettings
 
 _NO_CHOICE = Choice(b"", "", frozenset())
@@ -91,7 +92,9 @@ class Holding:
         policy: NamespacePolicy,
         restored: Restored | None,
         now: float,
+        memory: BucketMemory,
     ) -> None:
+        """``memory`` is that of the service."""
         self._settings = settings
         self.space = space
         self.policy = policy
@@ -100,8 +103,10 @@ class Holding:
         self.phase = Phase.DISCOVER
         self.since = now
         """When this phase began."""
-        self.set = SampleSet(settings.buckets, settings.rules.depth_of)
-        self.stored = StoredSet(settings, space, self.set, restored, is_persistent=self.is_persistent)
+        self.stored = StoredSet(
+            settings, space, restored, is_persistent=self.is_persistent, memory=memory
+        )  # fmt: skip
+        self.set = self.stored.set
         self.epoch, self.lineage = self.stored.marked
         self.epoch_max = self.epoch.counter
         """The highest counter seen anywhere."""
@@ -150,6 +155,11 @@ class Holding:
         return self.alignment is not None and self.alignment.applying is not None
 
     @property
+    def may_clean(self) -> bool:
+        """What is deleted may leave the set now."""
+        return self.set.is_cleaning and self.is_aligned and not self.is_applying
+
+    @property
     def may_keep(self) -> bool:
         """Whether anything may be kept here at all."""
         return self.policy.durability >= Kind.TRANSIENT and self.policy.alignee is not Alignee.ON_REQUEST
@@ -167,7 +177,8 @@ class Holding:
         return epoch in (self.epoch, NO_EPOCH) or epoch in self.lineage
 
     def standing(self) -> Standing:
-        is_serving = self.is_aligned and not self.is_applying and self.policy.aligner
+        is_busy = self.is_applying or self.set.is_cleaning
+        is_serving = self.is_aligned and not is_busy and self.policy.aligner
         return Standing(is_serving, self.epoch, list(self.lineage))
 
     def member(self) -> ElectionMember:

@@ -17,6 +17,7 @@ when it is of the master's own past, or when sides of a split are merged anyway;
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from durability_service.core.alignment import conflicts
@@ -27,7 +28,7 @@ from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.alignment.runner import AlignmentRunner
-from durability_service.core.effects import Level
+from durability_service.core.effects import Level, StoreOperation
 from durability_service.core.keeping.context import ServiceContext
 from durability_service.core.keeping.epochs import EpochChanges
 from durability_service.core.keeping.holding import Holding
@@ -39,6 +40,8 @@ from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
 
 _FOREVER = 1 << 63
+_FILED_TOGETHER = 64
+"""Live samples between two looks at how much was read from disk for them."""
 _QUALITY_OLD, _QUALITY_FRESH = 1, 2
 """Of sets on disk: one that is too old comes before none, and after every other, also one that is empty."""
 _STARTERS_DISCOVERIES = 3
@@ -64,6 +67,8 @@ class Keeper:
         self._epochs = EpochChanges(context, holding)
         self._runner = AlignmentRunner(context, holding, self._epochs, self.late_samples, self.behind)
         """Gets data from peers."""
+        self._incoming: deque[tuple[Sequence[Sample], int]] = deque()
+        """Live samples that are not in the set yet, and the token to acknowledge with the last of them."""
         self._complete_members: frozenset[str] = frozenset()
         """As master: the members whose sets were complete when it was last looked."""
         self._age_warning = ""
@@ -91,8 +96,35 @@ class Keeper:
                 held.counters.held_dropped += len(samples)  # not acknowledged: a publisher that confirms sends again
                 self._context.refuse(token)
             return
-        change = held.change(*held.add(samples))
-        self._context.store(held, change, lambda: self._context.acknowledge(token) if token else None)
+        self._incoming.append((samples, token))
+        self.file_some()
+
+    @property
+    def is_filing(self) -> bool:
+        """Live samples wait to be put into the set."""
+        return bool(self._incoming)
+
+    def file_some(self) -> None:
+        """Put live samples into the set, until that took much reading."""
+        held = self.holding
+        reads_max = held.stored.buckets_read + self._settings.reads_per_step
+        while self._incoming and held.stored.buckets_read < reads_max:
+            samples, token = self._incoming.popleft()
+            added: list[Sample] = []
+            removed: list[Sample] = []
+            start = 0
+            while start < len(samples) and held.stored.buckets_read < reads_max:
+                came, went = held.add(samples[start : start + _FILED_TOGETHER])
+                added += came
+                removed += went
+                start += _FILED_TOGETHER
+            if start < len(samples):
+                self._incoming.appendleft((samples[start:], token))
+                token = 0
+            self._stored_live(held.change(added, removed), token)
+
+    def _stored_live(self, change: Sequence[StoreOperation], token: int) -> None:
+        self._context.store(self.holding, change, lambda: self._context.acknowledge(token) if token else None)
 
     def delete(self, deletions: Sequence[Deletion]) -> bool:
         """Delete history.  False when all of it was known."""
@@ -122,7 +154,7 @@ class Keeper:
         self._warn(members)
         held.has_other_roles = any(peer.role != self._settings.role for peer in peers)
         held.epoch_max = max([held.epoch_max, *(peer.advert.epoch.counter for peer in peers)])
-        if held.is_applying or held.is_marking:
+        if held.is_applying or held.is_marking or (held.is_aligned and held.set.is_cleaning):
             return
         if held.alignment:
             self._runner.watch(held.alignment, peers)
@@ -216,7 +248,7 @@ class Keeper:
         marks = self._epochs.marks(past)
         self._context.trace(Level.INFO, "injecting", name_space=held.name, samples=held.set.count, epoch=past[0])
         stored = held.stored
-        self._epochs.complete(past, held.change(marks=marks) if stored.has_usable_base else stored.whole(marks))
+        self._epochs.complete(past, held.change(marks=marks) if stored.has_base else stored.whole(marks))
 
     def _fetch(self, source: SpacePeer, members: Sequence[SpacePeer]) -> None:
         held = self.holding
@@ -360,8 +392,13 @@ class Keeper:
         held = self.holding
         for message in self.aligner.pump(self._context.now, held.standing()):
             self._context.send(message)
+        if self._incoming:
+            self.file_some()
         if held.alignment is not None and held.is_applying:
             self._runner.apply_some(held.alignment)
+        elif held.may_clean:
+            gone = held.set.clean_some(self._settings.clean_buckets)
+            self._context.store(held, held.change(removed=held.stored.of(gone)))
 
     def tick(self) -> None:
         """Time passed."""
@@ -372,7 +409,7 @@ class Keeper:
     def next_deadline(self) -> float:
         """When `tick` is due."""
         held, now = self.holding, self._context.now
-        if held.is_applying or self.aligner.is_ready_to_send(now):
+        if self._incoming or held.is_applying or held.may_clean or self.aligner.is_ready_to_send(now):
             return now
         alignment = held.alignment.next_deadline() if held.alignment else float("inf")
         readers = min(self.late_samples.next_deadline(), self.behind.next_deadline())

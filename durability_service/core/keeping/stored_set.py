@@ -1,73 +1,85 @@
 """What the store holds of a name-space, and what it must be told when the set changes.
 
-Changes are appended on disk, which is quick; reading them at a start is not.  So for about as many samples as came and
-went, buckets are packed anew, one after the other, with all changes included.  When the round is through, older changes
-are of no use: what a start has to read stays in proportion to the set, and so does what is written twice.
+Changes are appended on disk, which is quick; finding them there is not, so they stay in memory, too.  For about as many
+samples as came and went, buckets are written anew with all their changes, those that have any for longest first; and
+for more where changes take too much memory.  Changes that are in the buckets leave memory and disk: what a start has to
+read stays in proportion to the memory, and what is written twice to what changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import Kind, NameSpace
-from durability_service.core.sets.batches import SampleBatch, pack, unpack
+from durability_service.core.sets.batches import SampleBatch
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import Sample
+from durability_service.core.sets.stored_buckets import BucketMemory, Shelf
 from durability_service.core.settings import ServiceSettings
 
 _FILL_BUCKETS = 64
 """Buckets per operation while a generation is filled."""
 _BUCKET_COST = 32
 """What packing a bucket costs besides its samples: as much as so many of them."""
+_WRITTEN_SAMPLES = 8192
+"""Samples in the buckets that are written anew with one change, about."""
 
 
 class _Repacking:
     """``changes_min``: samples that come and go before anything is packed anew."""
 
-    def __init__(self, samples: SampleSet, changes_min: int) -> None:
-        self._set = samples
+    def __init__(self, changes_min: int, memory: BucketMemory) -> None:
         self._changes_min = changes_min
-        self._next = 0
+        self._memory = memory
         self._changes = 0
+        self.changed: dict[int, None] = {}
+        """Buckets with changes, those that have them longest first."""
 
-    def changed(self, count: int) -> None:
+    def happened(self, count: int) -> None:
         """So many samples came and went."""
         self._changes += count
 
-    def due(self) -> list[int]:
-        """The buckets that are to be packed anew now."""
+    def due(self, size_of: Callable[[int], int]) -> list[int]:
+        """The buckets that are to be written anew now."""
         numbers: list[int] = []
-        if self._changes < self._changes_min:
+        is_full = self._memory.is_full_of_changes and not self._memory.is_full_of_writing
+        if self._changes < self._changes_min and not is_full:
             return numbers
-        while self._changes > 0 and len(numbers) < self._set.bucket_count:
-            numbers.append(self._next)
-            self._changes -= 2 * self._set.size_of(self._next) + _BUCKET_COST
-            self._next = (self._next + 1) % self._set.bucket_count
+        samples = 0
+        for number in self.changed:
+            if samples >= _WRITTEN_SAMPLES or (self._changes <= 0 and not is_full):
+                return numbers
+            numbers.append(number)
+            size = size_of(number)
+            samples += size
+            self._changes -= 2 * size + _BUCKET_COST
+        self._changes = min(0, self._changes)  # everything is written
         return numbers
 
 
 class StoredSet:
-    """Loads what was on disk into the set, and makes the operations that bring the disk up to the set."""
+    """Knows what is on disk of a set, and makes the operations that bring the disk up to the set."""
 
     def __init__(
         self,
         settings: ServiceSettings,
         space: NameSpace,
-        samples: SampleSet,
         restored: Restored | None,
         *,
         is_persistent: bool,
+        memory: BucketMemory,
     ) -> None:
         self._rules = settings.rules
         self._space = space
-        self._set = samples
         self._is_persistent = is_persistent
         self._persistent_topics: dict[str, bool] = {}
-        self._repacking = _Repacking(samples, settings.repack_changes)
-        self._has_our_buckets = restored is None or restored.buckets == settings.buckets
-        """The set on disk is kept in as many buckets as ours; otherwise it is changed, but never bucket by bucket."""
+        self._memory = memory
+        self._repacking = _Repacking(settings.repack_changes, memory)
+        shelf = Shelf(space.name, memory, self._is_persistent_topic, self._repacking.changed)
+        self.set = SampleSet(settings.buckets, settings.rules.depth_of, shelf if is_persistent else None)
+        """Of all samples, those included that are never on disk."""
         self.has_base = restored is not None and restored.is_complete
         """A complete set was on disk; until the name-space is complete, it is what the set holds."""
         marks = restored.marks if restored and self.has_base else StoreMarks()
@@ -77,23 +89,22 @@ class StoredSet:
         """When the set on disk was last maintained."""
         if restored and self.has_base:
             self._load(restored)
-        self.quality = samples.newest
+        self.quality = self.set.newest
         """How good the set on disk is, for the election."""
 
     def _load(self, restored: Restored) -> None:
+        for number, summary in restored.buckets.items():
+            if self._is_persistent:
+                self.set.restore(number, summary)
+            else:  # it was persistent in an earlier run
+                self.set.adopt(number, self._memory.rows.read(self._space.name, number))
         for deletion in restored.marks.deletions:
-            self._set.delete(deletion)
-        samples = list(restored.samples)
-        for number, batch in restored.batches.items():
-            if not (self._has_our_buckets and self._set.adopt(number, batch)):
-                samples += unpack(batch)
-        for sample in samples:
-            self._set.add(sample)
+            self.set.delete(deletion)
 
     @property
-    def has_usable_base(self) -> bool:
-        """The set on disk can be changed bucket by bucket."""
-        return self.has_base and self._has_our_buckets
+    def buckets_read(self) -> int:
+        """How many buckets were read from disk, of all name-spaces."""
+        return self._memory.reads
 
     def of(self, samples: Sequence[Sample]) -> list[Sample]:
         """Those of the samples that go to disk."""
@@ -111,21 +122,42 @@ class StoredSet:
     def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> StoreMarks:
         """What the store is to remember from now on."""
         self.marked = (epoch, lineage)
-        return StoreMarks(epoch, lineage, self._set.deletions, alive)
+        return StoreMarks(epoch, lineage, self.set.deletions, alive)
+
+    def begin(self) -> list[StoreOperation]:
+        """A new generation, to be filled with what comes; until it is complete there is no set to start from but the
+        one before."""
+        self.has_base = False
+        self.set.forget_empty()
+        if not self._is_persistent:
+            return []
+        return [BeginFill(self._space.name, tuple(sorted(self._space.filters)), self.set.bucket_count)]
+
+    def fill(self, numbers: Sequence[int]) -> list[StoreOperation]:
+        """These buckets, for the generation that was begun."""
+        if not self._is_persistent or not numbers:
+            return []
+        return [Fill(self._space.name, self._batches(numbers))]
+
+    def complete(self, marks: StoreMarks) -> list[StoreOperation]:
+        """The generation that was begun is whole."""
+        return [CompleteFill(self._space.name, marks)] if self._is_persistent else []
 
     def whole(self, marks: StoreMarks) -> list[StoreOperation]:
         """A new generation with all there is."""
         if not self._is_persistent:
             return []
-        self._has_our_buckets = True
-        name, numbers = self._space.name, self._set.filled()
+        kept = [number for number in self.set.filled() if self.set.is_written(number)]
+        others = sorted({*self.set.filled()}.difference(kept))
         return [
-            BeginFill(name, tuple(sorted(self._space.filters)), self._set.bucket_count),
+            *self.begin(),
+            *([Fill(self._space.name, {}, kept)] if kept else []),
             *(
-                Fill(name, self._batches(numbers[start : start + _FILL_BUCKETS]))
-                for start in range(0, len(numbers), _FILL_BUCKETS)
+                operation
+                for start in range(0, len(others), _FILL_BUCKETS)
+                for operation in self.fill(others[start : start + _FILL_BUCKETS])
             ),
-            CompleteFill(name, marks),
+            *self.complete(marks),
         ]
 
     def change(
@@ -142,16 +174,16 @@ class StoredSet:
         if not self._is_persistent or not (added or removed or marks or adopted):
             return []
         numbers = [*adopted]
-        self._repacking.changed(len(added) + len(removed))
-        if repacks and self._has_our_buckets:
-            numbers += self._repacking.due()
+        self._repacking.happened(len(added) + len(removed))
+        if repacks:
+            numbers += (number for number in self._repacking.due(self.set.size_of) if number not in adopted)
         return [Apply(self._space.name, added, removed, marks, self._batches(numbers))]
 
     def _batches(self, numbers: Sequence[int]) -> dict[int, SampleBatch]:
         """What the store is to hold of these buckets."""
-        return {number: self._of_batch(self._set.batch(number)) for number in numbers}
+        return {number: self.set.write(number) for number in numbers}
 
-    def _of_batch(self, batch: SampleBatch) -> SampleBatch:
-        if all(map(self._is_persistent_topic, batch.topics)):
-            return batch
-        return pack(self.of(unpack(batch)))
+    def when_durable(self, operations: Iterable[StoreOperation]) -> Callable[[], None]:
+        """What to call when these are durable."""
+        batches = [one.batches for one in operations if isinstance(one, Apply | Fill)]
+        return self.set.when_written(number for some in batches for number in some)

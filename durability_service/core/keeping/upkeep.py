@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from durability_service.core.keeping.context import ServiceContext
 from durability_service.core.keeping.holding import Holding
+from durability_service.core.sets.samples import Sample
 
 _RENEW_S = 60.0
 _RENEW_PART = 0.1
 """Of ``cleanup_s``: a set that is maintained is noted as such this often, or every `_RENEW_S`, whichever comes first.
 One small row then; and a service is taken to have been away for longer than it was by no more than that."""
+
+_SWEEP_TICKS = 1024
+"""A round through all buckets, to forget old deletions, takes so many ticks at most."""
 
 
 class Upkeep:
@@ -31,12 +35,14 @@ class Upkeep:
             self.renew()
 
     def _sweep(self) -> None:
-        """Forget old deletions, one bucket at a time."""
+        """Forget old deletions, some buckets at a time."""
         held, settings = self._holding, self._context.settings
         if not held.is_aligned:
             return
-        gone = held.set.sweep(self._sweep_next, self._context.stamp() - int(settings.cleanup_s * 1e9))
-        self._sweep_next = (self._sweep_next + 1) % held.set.bucket_count
+        gone: list[Sample] = []
+        for _ in range(max(1, held.set.bucket_count // _SWEEP_TICKS)):
+            gone += held.set.sweep(self._sweep_next, self._context.stamp() - int(settings.cleanup_s * 1e9))
+            self._sweep_next = (self._sweep_next + 1) % held.set.bucket_count
         held.counters.swept += len(gone)
         self._context.store(held, held.change(removed=held.stored.of(gone)))
         held.set.pack_idle(self._context.now, settings.heartbeat_s, samples_max=settings.idle_samples)

@@ -14,13 +14,14 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from durability_service.core.sets.samples import (
     DIGEST_BYTES,
     DIGEST_MODULUS,
+    InstanceKey,
     Sample,
     as_sample,
     bucket_of,
@@ -44,6 +45,15 @@ class SampleBatch:
     first_delete: int
     """The lowest timestamp of a sample that is a deletion; 0 when there is none."""
     topics: tuple[str, ...]
+
+
+class BucketSummary(NamedTuple):
+    """What is known of a batch that is not in memory."""
+
+    digest: int
+    samples: int
+    newest: int
+    first_delete: int
 
 
 class _Head(msgspec.Struct, array_like=True, gc=False):
@@ -134,9 +144,31 @@ def from_content(content: bytes) -> SampleBatch:
     return SampleBatch(content, head.count, digest_value(head.digest), head.newest, head.first_delete, head.topics)
 
 
+HEAD_BYTES = 64
+"""The beginning of a batch that `summary` needs."""
+
+
+def summary(content: bytes) -> BucketSummary:
+    """What the head of a batch says, of its first `HEAD_BYTES`.  Nothing is checked: whoever reads the batch does."""
+    count, at = _unsigned(content, _CHECKSUM_BYTES + 1)
+    at += 2  # the head of a byte string
+    digest = digest_value(content[at : at + DIGEST_BYTES])
+    newest, at = _unsigned(content, at + DIGEST_BYTES)
+    return BucketSummary(digest, count, newest, _unsigned(content, at)[0])
+
+
+def _unsigned(content: bytes, at: int) -> tuple[int, int]:
+    """The number that is there in msgpack, and where the next value begins."""
+    first = content[at]
+    size = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(first)
+    if size is None:
+        return first, at + 1
+    return int.from_bytes(content[at + 1 : at + 1 + size], "big"), at + 1 + size
+
+
 def unpack(batch: SampleBatch) -> list[Sample]:
     """The samples, in the order in which they were packed."""
-    columns = _decode_columns(_decode_head(memoryview(batch.content)[_CHECKSUM_BYTES:]).columns)
+    columns = _columns_of(batch)
     is_delete = [False] * batch.count
     for position in columns.deletes:
         is_delete[position] = True
@@ -154,6 +186,31 @@ def unpack(batch: SampleBatch) -> list[Sample]:
         strict=True,
     )
     return list(map(as_sample, fields))
+
+
+def find(batch: SampleBatch, instance: InstanceKey) -> tuple[Sample, ...]:
+    """The samples of an instance, in the order in which they were packed: for a fraction of what unpacking costs."""
+    columns = _columns_of(batch)
+    topic, table, key = instance
+    found: list[Sample] = []
+    at = -1
+    for _ in range(columns.keys.count(key)):
+        at = columns.keys.index(key, at + 1)
+        if topic == _at(batch.topics, columns.topic_of, at) and table == _at(columns.tables, columns.table_of, at):
+            writer = _at(columns.writers, columns.writer_of, at)
+            digest = columns.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+            stamp, number = columns.timestamps[at], columns.numbers[at]
+            is_delete = at in columns.deletes
+            found.append(Sample(topic, table, key, stamp, writer, number, is_delete, columns.events[at], digest))
+    return tuple(found)
+
+
+def _columns_of(batch: SampleBatch) -> _Columns:
+    return _decode_columns(_decode_head(memoryview(batch.content)[_CHECKSUM_BYTES:]).columns)
+
+
+def _at(values: Sequence[Value], chosen: Sequence[int], position: int) -> Value:
+    return values[chosen[position]] if chosen else values[0]
 
 
 def spread(samples: Iterable[Sample], buckets: int) -> dict[int, SampleBatch]:

@@ -2,8 +2,9 @@
 
 Each service goes by its own clock.  Buckets are looked through in turn, some at a time, so that a round takes
 ``expiry_round_s`` however large the set is; one that has not changed and in which nothing can have expired is left
-alone.  Code that gives samples away asks `Expiry.is_expired` and does not wait for the round.  Of an object the oldest
-samples expire first, its deletion included, so nothing older can come back by it.
+alone.  Where many have to be read from disk a round takes longer: only so many are read at a time.  Code that gives
+samples away asks `Expiry.is_expired` and does not wait for the round.  Of an object the oldest samples expire first,
+its deletion included, so nothing older can come back by it.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Expiry:
             return []
         self._looked_at = now
         gone: list[Sample] = []
+        cold = self._settings.clean_buckets
         for _ in range(min(self._settings.buckets_per_step, self._set.bucket_count)):
             digest, first_ns = self._resting.get(self._bucket, (b"", 0))
             if now_ns >= first_ns or digest != self._set.digest_of(self._bucket):
+                cold -= self._set.is_cold(self._bucket)
+                if cold < 0:
+                    break
                 gone += self._look_through(self._bucket, now_ns)
             self._bucket = (self._bucket + 1) % self._set.bucket_count
         self.expired += len(gone)

@@ -3,22 +3,24 @@
 Instances are spread over a fixed number of buckets.  Each bucket has a digest, the sum of those of its samples, so that
 two services find out which buckets differ by comparing a few kilobytes, and move only those.
 
-A bucket is packed, a `SampleBatch`, or spread out, a dict by instance, or both.  Whole buckets are taken over, given
-and stored packed; one is spread out when it is read or changed, and packed again when it was not used for a while
-(`pack_idle`).  So a set that rests takes a fraction of the memory, and aligning another service with it moves bytes.
+A bucket is packed, a `SampleBatch`, or spread out, a dict by instance, or both; in a set with a `Shelf` it is on disk.
+Whole buckets are taken over, given and stored packed; one is spread out when it is read or changed, and packed again
+when it was not used for a while (`pack_idle`).  So a set that rests takes a fraction of the memory, and aligning
+another service with it moves bytes.
 
 Deletions of history are part of the set: ``Deletion("orders/#", t)`` keeps every sample of those topics that is not
-newer than ``t`` out of it, for as long as the deletion is remembered, wherever such a sample may come from.
+newer than ``t`` out of it, for as long as the deletion is remembered, wherever such a sample may come from.  From a set
+on disk such samples leave some buckets at a time (`clean_some`): whoever gives samples away asks `is_deleted`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from durability_service.core.sets.batches import EMPTY, SampleBatch, pack, unpack
+from durability_service.core.sets.batches import BucketSummary, SampleBatch
+from durability_service.core.sets.buckets import Instances, MemoryBucket
 from durability_service.core.sets.samples import (
     DIGEST_BYTES,
     DIGEST_MODULUS,
@@ -28,22 +30,13 @@ from durability_service.core.sets.samples import (
     digest_value,
     newest_first,
 )
+from durability_service.core.sets.stored_buckets import Shelf, StoredBucket
 from pubsub_api.core.topics import matches
 
-Instances = Mapping[InstanceKey, tuple[Sample, ...]]
 DepthOf = Callable[[str], int]
 """Topic -> how many samples per instance are kept."""
 _IDLE_BUCKETS = 64
 """Buckets looked at in one call of `SampleSet.pack_idle`."""
-
-
-def by_instance(samples: Iterable[Sample]) -> dict[InstanceKey, tuple[Sample, ...]]:
-    """The samples of each instance, in the order given."""
-    found: dict[InstanceKey, tuple[Sample, ...]] = {}
-    for sample in samples:
-        instance = sample[:3]
-        found[instance] = (*found[instance], sample) if instance in found else (sample,)
-    return found
 
 
 class Deletion(NamedTuple):
@@ -61,80 +54,25 @@ class Deletion(NamedTuple):
         return sample.timestamp <= self.timestamp and matches(self.topic_filter, sample.topic)
 
 
-class _Bucket:
-    """Part of a set: packed, or spread out, or both."""
+Buckets = list[MemoryBucket] | list[StoredBucket]
 
-    __slots__ = ("_batch", "_instances", "digest", "is_used")
 
-    def __init__(self) -> None:
-        self._batch: SampleBatch | None = EMPTY
-        self._instances: dict[InstanceKey, tuple[Sample, ...]] | None = {}
-        self.digest = 0
-        self.is_used = False
-        """It was read or changed lately."""
-
-    def is_empty(self) -> bool:
-        return not self._instances if self._batch is None else not self._batch.count
-
-    def size(self) -> int:
-        return self._batch.count if self._batch is not None else len(self._instances or ())
-
-    def instances(self) -> dict[InstanceKey, tuple[Sample, ...]]:
-        """To look at, and to change: then call `changed`."""
-        self.is_used = True
-        if self._instances is None:
-            assert self._batch is not None
-            self._instances = by_instance(unpack(self._batch))
-        return self._instances
-
-    def changed(self, digest: int) -> None:
-        """What `instances` returned is not what it was; its digest has changed by this."""
-        self._batch = None
-        self.digest = (self.digest + digest) % DIGEST_MODULUS
-
-    def samples(self) -> Iterable[Sample]:
-        """All, without spreading it out for good."""
-        if self._instances is None:
-            assert self._batch is not None
-            return unpack(self._batch)
-        return itertools.chain.from_iterable(self._instances.values())
-
-    def batch(self) -> SampleBatch:
-        if self._batch is None:
-            self._batch = pack(list(self.samples()), self.digest)
-        return self._batch
-
-    def become(self, batch: SampleBatch) -> None:
-        self._batch, self._instances, self.digest = batch, None, batch.digest
-
-    def pack_idle(self) -> int:
-        """Pack it when it was not used since the last call.  Returns how many samples were packed."""
-        is_used, self.is_used = self.is_used, False
-        if is_used or self._instances is None:
-            return 0
-        packed = len(self._instances) if self._batch is None else 0
-        self.batch()
-        self._instances = None
-        return packed
-
-    def may_have_deletes(self, before: int) -> bool:
-        """Whether instances in it may have been deleted before that time."""
-        return self._instances is not None or 0 < self.batch().first_delete < before
-
-    def may_have(self, topic_filter: str) -> bool:
-        """Whether samples of such topics may be in it."""
-        if self._instances is not None:
-            return bool(self._instances)
-        return any(matches(topic_filter, topic) for topic in self.batch().topics)
+def _empty(buckets: int, shelf: Shelf | None) -> Buckets:
+    if shelf is None:
+        return [MemoryBucket() for _ in range(buckets)]
+    return [StoredBucket(shelf, number) for number in range(buckets)]
 
 
 class SampleSet:
-    """What a service holds of one name-space.  Not thread-safe."""
+    """What a service holds of one name-space.  On disk when it has a ``shelf``.  Not thread-safe."""
 
-    def __init__(self, buckets: int, depth_of: DepthOf) -> None:
+    def __init__(self, buckets: int, depth_of: DepthOf, shelf: Shelf | None = None) -> None:
         self._depth_of = depth_of
         self._depths: dict[str, int] = {}
-        self._buckets = [_Bucket() for _ in range(buckets)]
+        self._shelf = shelf
+        self._buckets = _empty(buckets, shelf)
+        self._to_clean: list[int] = []
+        """Buckets that may have what was deleted, the next one last."""
         self._idle_next = 0
         self._idle_due = 0.0
         self._total = 0
@@ -159,7 +97,7 @@ class SampleSet:
 
     def get(self, instance: InstanceKey) -> tuple[Sample, ...]:
         """The samples of an instance, newest first."""
-        return self._buckets[bucket_of(instance, len(self._buckets))].instances().get(instance, ())
+        return self._buckets[bucket_of(instance, len(self._buckets))].get(instance)
 
     def bucket(self, number: int) -> Instances:
         return self._buckets[number].instances()
@@ -176,13 +114,17 @@ class SampleSet:
         """The digest of a bucket."""
         return self._buckets[number].digest.to_bytes(DIGEST_BYTES, "big")
 
+    def is_cold(self, number: int) -> bool:
+        """Whether a bucket must be read from disk to look into it."""
+        return self._buckets[number].is_cold()
+
     def size_of(self, number: int) -> int:
         """How many samples there are in a bucket, about: each instance counts once where they are spread out."""
         return self._buckets[number].size()
 
     def filled(self) -> list[int]:
         """The buckets that are not empty."""
-        return [number for number, bucket in enumerate(self._buckets) if not bucket.is_empty()]
+        return [number for number in range(len(self._buckets)) if not self._buckets[number].is_empty()]
 
     def digests(self) -> dict[int, bytes]:
         """Bucket -> digest, of those that are not empty."""
@@ -216,22 +158,19 @@ class SampleSet:
             return None
         instance = sample[:3]
         bucket = self._buckets[bucket_of(instance, len(self._buckets))]
-        instances = bucket.instances()
-        present = instances.get(instance)
-        if present is None:
-            instances[instance] = (sample,)
-            gone: tuple[Sample, ...] = ()
-        else:
+        present = bucket.get(instance)
+        gone: tuple[Sample, ...] = ()
+        kept: tuple[Sample, ...] = (sample,)
+        if present:
             kept = self._kept_with(sample, present)
             if kept == present:
                 return None
-            instances[instance] = kept
             gone = present if len(kept) == 1 else tuple(one for one in present if one not in kept)
-        # As `_count` does, in line: this is the path of every live sample.
+        # As `_changed` does, in line: this is the path of every live sample.
         change = digest_value(sample[8])
         for one in gone:
             change -= digest_value(one[8])
-        bucket.changed(change)
+        bucket.put(instance, kept, change, 1 - len(gone))
         self._total = (self._total + change) % DIGEST_MODULUS
         self.count += 1 - len(gone)
         self.newest = max(self.newest, sample[3])
@@ -254,15 +193,14 @@ class SampleSet:
     def put(self, instance: InstanceKey, samples: tuple[Sample, ...]) -> tuple[list[Sample], list[Sample]]:
         """Make these, already in order, the samples of an instance.  Returns what came and what went."""
         bucket = self._buckets[bucket_of(instance, len(self._buckets))]
-        instances = bucket.instances()
-        present = instances.get(instance, ())
+        present = bucket.get(instance)
         added = [sample for sample in samples if sample not in present]
         removed = [sample for sample in present if sample not in samples]
-        if samples:
-            instances[instance] = samples
-        else:
-            instances.pop(instance, None)
-        self._count(bucket, added, removed)
+        change = sum(digest_value(sample[8]) for sample in added) - sum(digest_value(sample[8]) for sample in removed)
+        bucket.put(instance, samples, change, len(added) - len(removed))
+        self._total = (self._total + change) % DIGEST_MODULUS
+        self.count += len(added) - len(removed)
+        self.newest = max([self.newest, *(sample[3] for sample in added)])
         return added, removed
 
     def adopt(self, number: int, batch: SampleBatch) -> bool:
@@ -274,10 +212,24 @@ class SampleSet:
         if any(matches(one.topic_filter, topic) for one in self._deletions for topic in batch.topics):
             return False
         bucket.become(batch)
-        self.count += batch.count
-        self.newest = max(self.newest, batch.newest)
-        self._total = (self._total + batch.digest) % DIGEST_MODULUS
+        self._came(batch.digest, batch.count, batch.newest)
         return True
+
+    def _came(self, digest: int, count: int, newest: int) -> None:
+        """A bucket that was empty holds this now."""
+        self.count += count
+        self.newest = max(self.newest, newest)
+        self._total = (self._total + digest) % DIGEST_MODULUS
+
+    def clear(self) -> None:
+        """Hold no samples.  Deletions stay."""
+        for bucket in self._buckets:
+            if isinstance(bucket, StoredBucket):
+                bucket.forget()
+        self._buckets = _empty(len(self._buckets), self._shelf)
+        self._to_clean = []
+        self._total = sum(one.digest for one in self._deletions) % DIGEST_MODULUS
+        self.count = 0
 
     def pack_idle(self, now: float, interval_s: float, *, samples_max: int) -> None:
         """Pack buckets that were not used for a while, about this many samples per interval."""
@@ -291,27 +243,29 @@ class SampleSet:
             if packed >= samples_max:
                 break
 
-    def _count(self, bucket: _Bucket, added: Sequence[Sample], removed: Sequence[Sample]) -> None:
-        """A bucket was changed."""
-        change = 0
-        for sample in added:
-            change += digest_value(sample[8])
-            self.newest = max(self.newest, sample[3])
-        for sample in removed:
-            change -= digest_value(sample[8])
-        self.count += len(added) - len(removed)
-        bucket.changed(change)
-        self._total = (self._total + change) % DIGEST_MODULUS
-
     def delete(self, deletion: Deletion) -> list[Sample] | None:
-        """Remember a deletion of history and apply it.  Returns what went; None when it was known."""
+        """Remember a deletion of history and apply it, or leave that to `clean_some`.  Returns what went at once; None
+        when it was known."""
         if deletion in self._deletions:
             return None
         self._deletions.add(deletion)
         self._total = (self._total + deletion.digest) % DIGEST_MODULUS
         self._deleted_until = max(self._deleted_until, deletion.timestamp)
+        if self._shelf is not None:
+            self._to_clean = self.filled()
+            return []
         concerned = [bucket for bucket in self._buckets if bucket.may_have(deletion.topic_filter)]
         return self._remove(deletion.covers, concerned)
+
+    @property
+    def is_cleaning(self) -> bool:
+        """Samples that are deleted may still be here."""
+        return bool(self._to_clean)
+
+    def clean_some(self, buckets_max: int) -> list[Sample]:
+        """Look through some buckets for what is deleted.  Returns the samples that went."""
+        numbers = [self._to_clean.pop() for _ in range(min(buckets_max, len(self._to_clean)))]
+        return self._remove(self.is_deleted, [self._buckets[number] for number in numbers])
 
     def sweep(self, number: int, before: int) -> list[Sample]:
         """Forget, in one bucket, instances whose deletion is older than ``before``, and deletions of history so old.
@@ -327,7 +281,11 @@ class SampleSet:
         return self._remove(lambda sample: sample.is_delete and sample.timestamp < before, (bucket,), newest_only=True)
 
     def _remove(
-        self, is_going: Callable[[Sample], bool], buckets: Iterable[_Bucket], *, newest_only: bool = False
+        self,
+        is_going: Callable[[Sample], bool],
+        buckets: Sequence[MemoryBucket | StoredBucket],
+        *,
+        newest_only: bool = False,
     ) -> list[Sample]:
         gone: list[Sample] = []
         for bucket in buckets:
@@ -337,3 +295,39 @@ class SampleSet:
                     left = () if newest_only else tuple(sample for sample in samples if not is_going(sample))
                     gone += self.put(instance, left)[1]
         return gone
+
+    # -- on disk
+
+    def restore(self, number: int, found: BucketSummary) -> None:
+        """A bucket of a set on disk is there from an earlier run."""
+        bucket = self._buckets[number]
+        assert isinstance(bucket, StoredBucket)
+        bucket.restore(found)
+        self._came(found.digest, found.samples, found.newest)
+
+    def write(self, number: int) -> SampleBatch:
+        """What the row of a bucket is to be from now on."""
+        bucket = self._buckets[number]
+        return bucket.write() if isinstance(bucket, StoredBucket) else bucket.batch()
+
+    def forget_empty(self) -> None:
+        """The rows of buckets that are empty now are of no use any more: there will be a new generation."""
+        for bucket in self._buckets:
+            if isinstance(bucket, StoredBucket) and bucket.is_empty():
+                bucket.forget()
+
+    def is_written(self, number: int) -> bool:
+        """Whether the row of a bucket is durable and has all that belongs there."""
+        bucket = self._buckets[number]
+        return isinstance(bucket, StoredBucket) and bucket.is_written
+
+    def when_written(self, numbers: Iterable[int]) -> Callable[[], None]:
+        """What to call when what `write` returned of these buckets, one by one, is durable."""
+        buckets = [self._buckets[number] for number in numbers]
+
+        def durable() -> None:
+            for bucket in buckets:
+                if isinstance(bucket, StoredBucket):
+                    bucket.written()
+
+        return durable

@@ -112,8 +112,9 @@ class SimNode:
         self.settings = dataclasses.replace(self.settings, incarnation=self._life)
         self.was_refused = False
         restored = self.disk.open()
-        self._world.note(self.name, "start", self._life, {name: len(list(one)) for name, one in restored.items()})
-        self.core = self._core_class(self.settings, restored, self._world.now)
+        found = {name: sum(bucket.samples for bucket in one.buckets.values()) for name, one in restored.items()}
+        self._world.note(self.name, "start", self._life, found)
+        self.core = self._core_class(self.settings, restored, self._world.now, self.disk)
         self._oracle.started(self)
         self._tick_at = self._world.now  # that of the life before does not come
         self._tick(self._life)

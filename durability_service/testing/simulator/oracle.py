@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def reflects(held: Holding, sample: Sample, now_ns: int) -> bool:
     """Whether the set holds the sample, or something that replaced it, or a deletion of it, or it has expired."""
     samples = held.set
-    present = samples.get(sample.instance)
+    present = tuple(one for one in samples.get(sample.instance) if not samples.is_deleted(one))  # which nobody is given
     is_gone = samples.is_deleted(sample) or held.expiry.is_expired(sample, now_ns)
     return is_gone or samples.kept((*present, sample)) == present
 

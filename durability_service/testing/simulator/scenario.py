@@ -40,6 +40,9 @@ SETTINGS = ServiceSettings(
     idle_samples=3,
     window_chunks=4,
     buckets_per_step=4,
+    hot_bytes=6000,
+    clean_buckets=2,
+    reads_per_step=1,
 )
 QUIET_S = 6.0
 _CHECK_S = 0.5

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
-from durability_service.core.sets.batches import SampleBatch, spread, unpack
+from durability_service.core.sets.batches import HEAD_BYTES, SampleBatch, spread, summary, unpack
 from durability_service.core.sets.samples import Sample, bucket_of
 
 
@@ -22,8 +22,11 @@ class Generation:
     samples: dict[bytes, Sample] = dataclasses.field(default_factory=dict)
     """By digest."""
     buckets: int = 1
+    rows: dict[int, SampleBatch] = dataclasses.field(default_factory=dict)
+    """Buckets as they were last written."""
 
     def put(self, batches: Mapping[int, SampleBatch]) -> None:
+        self.rows |= batches
         for number, batch in batches.items():
             for digest, sample in list(self.samples.items()):
                 if bucket_of(sample.instance, self.buckets) == number:
@@ -50,6 +53,7 @@ class StoreModel:
         if isinstance(operation, Fill):
             assert not current.is_complete
             current.put(operation.batches)
+            current.put({number: self.backup[name].rows[number] for number in operation.kept})
         elif isinstance(operation, CompleteFill):
             current.is_complete, current.marks = True, operation.marks
             self.backup.pop(name, None)
@@ -62,15 +66,21 @@ class StoreModel:
             current.marks = operation.marks or current.marks
 
     def open(self) -> Mapping[str, Restored]:
-        """As after a start: an interrupted fill gives way to what was set aside for it."""
+        """As after a start: an interrupted fill gives way to what was set aside for it, and all changes are put into
+        the buckets."""
         for name, generation in list(self.current.items()):
             if not generation.is_complete and name in self.backup:
                 self.current[name] = self.backup.pop(name)
+        for generation in self.current.values():
+            generation.rows = spread(generation.samples.values(), generation.buckets)
         return {name: _restored(one) for name, one in self.current.items()}
+
+    def read(self, name_space: str, number: int) -> SampleBatch:
+        """A bucket as it was last written."""
+        generations = (self.current.get(name_space), self.backup.get(name_space))
+        return next(one.rows[number] for one in generations if one is not None and number in one.rows)
 
 
 def _restored(found: Generation) -> Restored:
-    """Every other bucket whole, as a store finds buckets that were packed after the last change."""
-    batches = {number: batch for number, batch in spread(found.samples.values(), found.buckets).items() if number % 2}
-    rest = [one for one in found.samples.values() if bucket_of(one.instance, found.buckets) not in batches]
-    return Restored(found.is_complete, rest, found.marks, found.filters, found.buckets, batches)
+    summaries = {number: summary(batch.content[:HEAD_BYTES]) for number, batch in found.rows.items()}
+    return Restored(found.is_complete, found.marks, found.filters, summaries)

@@ -21,7 +21,7 @@ from durability_service.storage.store import SampleStore
 from pubsub_api.errors import WaitTimeout
 from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
-from tests.helpers.durability_domain import TIMEOUT_S, Domain, durability_conf
+from tests.helpers.durability_domain import TIMEOUT_S, Domain, durability_conf, stored_samples
 from tests.helpers.servers import free_port
 from tests.helpers.waiting import wait_until
 
@@ -192,7 +192,7 @@ def test_volatile_topics_are_not_kept_and_transient_ones_not_written(local: Doma
     wait_until(lambda: local.services["a"].status().lag == 0, TIMEOUT_S, "the disk")
     local.stop("a")
     with SampleStore(local.directory / "a.db") as store:
-        assert [one.key for one in store.restored()["all"]] == ["k3"]
+        assert [one.key for one in stored_samples(store)] == ["k3"]
     publisher.close()
 
 
@@ -249,7 +249,7 @@ def test_a_snapshot_is_a_store(local: Domain) -> None:
     with local.client() as client:
         path = client.snapshot(["orders/#"], timeout_s=TIMEOUT_S)
     with SampleStore(path) as store:
-        assert [one.key for one in store.restored()["all"]] == ["k1"]
+        assert [one.key for one in stored_samples(store)] == ["k1"]
     publisher.close()
 
 

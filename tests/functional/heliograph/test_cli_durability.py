@@ -10,6 +10,7 @@ import pubsub_api
 from durability_service.storage.store import SampleStore
 from heliograph import exits
 from tests.functional.heliograph.test_cli import Command, run
+from tests.helpers.durability_domain import stored_samples
 from tests.helpers.nb_tools import open_nb
 from tests.helpers.servers import RedisServer, free_port
 from tests.helpers.waiting import wait_until
@@ -57,7 +58,7 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         assert status["name_spaces"][0]["samples"] == 1
         (snapshot,) = [json.loads(line) for line in run("durability", "snapshot", "#", "--json", *where).out]
         with SampleStore(snapshot["snapshot"]) as store:
-            assert len(list(store.restored()["all"])) == 1
+            assert len(stored_samples(store)) == 1
         with open_nb(f"sqlite://{tmp_path}/objects.db") as nb:
             revision = nb.create("port", "p1", 1, topic="tenant-7")
         made = run("durability", "checkpoint", "#", "--db", f"sqlite://{tmp_path}/objects.db", "--json", *where)
@@ -83,7 +84,7 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         service.process.send_signal(signal.SIGTERM)
         assert service.wait() == exits.OK
     with SampleStore(tmp_path / "durability.db") as store:
-        assert {sample.topic for sample in store.restored()["all"]} == {"tenant-7", "heliograph/checkpoint"}
+        assert {sample.topic for sample in stored_samples(store)} == {"tenant-7", "heliograph/checkpoint"}
 
 
 def test_without_a_service_the_command_says_so() -> None:

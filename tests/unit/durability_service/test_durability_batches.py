@@ -6,13 +6,9 @@ import random
 
 import pytest
 
-from durability_service.core.effects import Apply, Fill, Restored, StoreMarks
-from durability_service.core.keeping.holding import Holding
-from durability_service.core.namespaces import NameSpace, NamespacePolicy
-from durability_service.core.sets.batches import EMPTY, from_content, pack, spread, unpack
+from durability_service.core.sets.batches import EMPTY, HEAD_BYTES, find, from_content, pack, spread, summary, unpack
 from durability_service.core.sets.sample_set import Deletion, SampleSet
-from durability_service.core.sets.samples import Sample, bucket_of, make_sample
-from durability_service.core.settings import ServiceSettings
+from durability_service.core.sets.samples import Sample, make_sample
 from pubsub_api.core.errors import UndecodableBody
 
 BUCKETS = 4
@@ -42,6 +38,10 @@ def test_what_is_packed_is_unpacked(samples: list[Sample]) -> None:
     assert batch.newest == max((one.timestamp for one in samples), default=0)
     assert batch.first_delete == min((one.timestamp for one in samples if one.is_delete), default=0)
     assert set(batch.topics) == {one.topic for one in samples}
+    for one in samples:
+        assert find(batch, one.instance) == tuple(each for each in samples if each.instance == one.instance)
+        assert find(batch, (one.topic, one.table, "another")) == find(batch, ("another", one.table, one.key)) == ()
+    assert summary(batch.content[:HEAD_BYTES]) == (batch.digest, batch.count, batch.newest, batch.first_delete)
 
 
 def test_damage_is_told_before_anything_is_used() -> None:
@@ -93,44 +93,3 @@ def test_only_an_empty_bucket_of_which_nothing_was_deleted_is_taken_over() -> No
     deleted.delete(Deletion("topic/1", 5))
     assert not deleted.adopt(0, batches[0])
     assert deleted.adopt(1, EMPTY)
-
-
-# -- on disk
-
-
-def holding(restored: Restored | None, **options: int) -> Holding:
-    settings = ServiceSettings(node="n", **{"buckets": BUCKETS, "repack_changes": 10, **options})  # type: ignore[arg-type]
-    return Holding(settings, NameSpace("all", frozenset({"#"})), NamespacePolicy(), restored, 0.0)
-
-
-def test_buckets_are_packed_anew_in_turn_with_what_the_set_holds() -> None:
-    held = holding(None)
-    seen: list[int] = []
-    for number in range(1, 400):
-        added, removed = held.add([sample(number, key=f"k{number % 7}")])
-        (operation,) = held.change(added, removed)
-        assert isinstance(operation, Apply)
-        for bucket, batch in operation.batches.items():
-            assert sorted(unpack(batch)) == sorted(
-                one for one in held.set if bucket_of(one.instance, BUCKETS) == bucket
-            )
-            seen.append(bucket)
-    assert seen[:8] == [0, 1, 2, 3] * 2
-
-
-def test_a_set_from_a_store_with_another_number_of_buckets_is_written_anew_as_a_whole() -> None:
-    samples = [sample(number) for number in range(1, 30)]
-    found = Restored(True, (), StoreMarks(), ("#",), buckets=7, batches=spread(samples, 7))
-    held = holding(found)
-    assert sorted(held.set) == sorted(samples)
-    assert held.stored.has_base
-    assert not held.stored.has_usable_base
-    for number in range(100, 200):
-        added, removed = held.add([sample(number)])
-        (operation,) = held.change(added, removed)
-        assert isinstance(operation, Apply)
-        assert not operation.batches
-    operations = held.stored.whole(StoreMarks())
-    written = [batch for one in operations if isinstance(one, Fill) for batch in one.batches.values()]
-    assert sorted(one for batch in written for one in unpack(batch)) == sorted(held.set)
-    assert held.change([], [], StoreMarks(), adopted=[0]), "from now on, bucket by bucket"

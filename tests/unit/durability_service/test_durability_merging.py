@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durability_service.core.alignment.merging import MergePolicy, SeenVersions, diff
-from durability_service.core.sets.sample_set import Deletion, Instances, SampleSet
+from durability_service.core.sets.buckets import Instances
+from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import InstanceKey, Sample, make_sample, newest_first
 
 BUCKETS = 4

@@ -11,11 +11,11 @@ import sqlite3
 
 import pytest
 
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
-from durability_service.core.sets.batches import EMPTY, SampleBatch, spread
+from durability_service.core.sets.batches import EMPTY, HEAD_BYTES, SampleBatch, spread, summary, unpack
 from durability_service.core.sets.sample_set import Deletion
-from durability_service.core.sets.samples import Sample, make_sample
+from durability_service.core.sets.samples import Sample, bucket_of, make_sample
 from durability_service.errors import StoreFailed, StoreInUse
 from durability_service.storage.store import SampleStore
 from durability_service.testing.simulator.store import Generation, StoreModel
@@ -69,9 +69,22 @@ def operations(seed: int, count: int) -> list[StoreOperation]:
     return made
 
 
-def seen(restored: dict[str, Restored] | object) -> dict[str, tuple[object, ...]]:
-    assert isinstance(restored, dict)
-    return {name: (sorted(one), one.marks, tuple(one.filters)) for name, one in restored.items() if one.is_complete}
+def seen(store: SampleStore | StoreModel, buckets: int | None = None) -> dict[str, tuple[object, ...]]:
+    """What a start finds: what is in each bucket is what is said of it."""
+    restored = store.open() if isinstance(store, StoreModel) else store.restored(buckets)
+    found: dict[str, tuple[object, ...]] = {}
+    for name, one in restored.items():
+        batches = {number: store.read(name, number) for number in one.buckets}
+        assert one.buckets == {number: summary(batch.content[:HEAD_BYTES]) for number, batch in batches.items()}
+        assert all(
+            bucket_of(each.instance, buckets or BUCKETS) == number
+            for number, batch in batches.items()
+            for each in unpack(batch)
+        )
+        if one.is_complete:
+            samples = sorted(each for batch in batches.values() for each in unpack(batch))
+            found[name] = (samples, one.marks, tuple(one.filters))
+    return found
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -86,12 +99,12 @@ def test_after_a_crash_at_any_operation_the_last_complete_set_is_found(tmp_path:
             for one in done:
                 model.do(one)
             with SampleStore(image / "store.db") as found:
-                assert seen(found.restored()) == seen(dict(model.open()))
+                assert seen(found) == seen(model)
 
 
 def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) -> None:
     planned = operations(99, 25)
-    model, states = StoreModel(), [seen({})]
+    model, states = StoreModel(), [seen(StoreModel())]
     with SampleStore(tmp_path / "live" / "store.db") as store:
         for operation in planned:
             store.do([operation])
@@ -99,7 +112,7 @@ def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) 
             copy = StoreModel()
             for one in planned[: planned.index(operation) + 1]:
                 copy.do(one)
-            states.append(seen(dict(copy.open())))
+            states.append(seen(copy))
         image = shutil.copytree(store.path.parent, tmp_path / "image")
     log = image / "store.db-wal"
     whole = log.read_bytes()
@@ -108,7 +121,7 @@ def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) 
         torn = shutil.copytree(image, tmp_path / f"torn{number}")
         (torn / "store.db-wal").write_bytes(whole[: chance.randrange(len(whole))])
         with SampleStore(torn / "store.db") as found:
-            assert seen(found.restored()) in states
+            assert seen(found) in states
 
 
 def test_several_operations_are_one_transaction(tmp_path: pathlib.Path) -> None:
@@ -146,7 +159,7 @@ def test_a_snapshot_is_a_store_with_what_was_selected(tmp_path: pathlib.Path) ->
         path = store.snapshot(tmp_path / "snapshots", ["a/#"])
     assert [one.suffix for one in path.parent.iterdir()] == [".db"]
     with SampleStore(path) as copy:
-        assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("a",))}
+        assert seen(copy) == {"orders": ([kept], marks(3), ("a",))}
 
 
 def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
@@ -201,12 +214,9 @@ def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: p
             for one in together:
                 model.do(one)
             store.do(together)
-        current = {
-            name: (sorted(one.samples.values()), one.marks, one.filters)
-            for name, one in model.current.items()
-            if one.is_complete
-        }
-        assert seen(store.restored()) == current
+        store.close()
+    with SampleStore(tmp_path / "store.db") as store:
+        assert seen(store) == seen(model)
 
 
 def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) -> None:
@@ -224,8 +234,10 @@ def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) ->
             assert isinstance(found["changes"], int)
             longest = max(longest, found["changes"])
             assert found["samples"] == number
-        assert longest == BUCKETS - 1
-        assert sorted(store.restored()["orders"]) == sorted(current.samples.values())
+        assert 0 < longest < 2 * BUCKETS
+    with SampleStore(tmp_path / "store.db") as store:
+        assert store.generations()[0]["changes"] == 0, "a start puts changes into their buckets"
+        assert seen(store)["orders"][0] == sorted(current.samples.values())
 
 
 def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
@@ -234,5 +246,46 @@ def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
     with sqlite3.connect(tmp_path / "store.db") as database:
         database.execute("UPDATE bucket SET content = CAST(substr(content, 1, length(content) - 1) || 'x' AS BLOB)")
     database.close()
-    with SampleStore(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged"):
-        store.restored()
+    with SampleStore(tmp_path / "store.db") as store:
+        (number,) = store.restored()["orders"].buckets
+        with pytest.raises(StoreFailed, match="damaged"):
+            store.read("orders", number)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 16])
+def test_a_set_that_is_kept_in_another_number_of_buckets_is_written_anew(tmp_path: pathlib.Path, buckets: int) -> None:
+    samples = [sample(number) for number in range(60)]
+    with SampleStore(tmp_path / "store.db") as store:
+        store.do([*filled("orders", samples[:50], marks(1)), Apply("orders", samples[50:], samples[:5])])
+    for _ in range(2):
+        with SampleStore(tmp_path / "store.db") as store:
+            assert seen(store, buckets) == {"orders": (sorted(samples[5:]), marks(1), ("a",))}
+            assert [one["state"] for one in store.generations()] == ["retired", "complete"]
+
+
+def test_buckets_that_are_as_they_were_are_kept_without_being_sent(tmp_path: pathlib.Path) -> None:
+    samples = [sample(number) for number in range(40)]
+    batches = spread(samples, BUCKETS)
+    again = [BeginFill("orders", ("a",), BUCKETS), Fill("orders", {0: batches[0]}, kept=[1, 3])]
+    model = StoreModel()
+    with SampleStore(tmp_path / "store.db") as store:
+        for one in (*filled("orders", samples, marks(1)), *again):
+            store.do([one])
+            model.do(one)
+        assert [store.read("orders", number).count for number in range(BUCKETS)] == [
+            batches[number].count for number in range(BUCKETS)
+        ], "while it is filled, all else is read where it was"
+        store.do([CompleteFill("orders", marks(2))])
+        model.do(CompleteFill("orders", marks(2)))
+        assert store.restored()["orders"].buckets.keys() == {0, 1, 3}
+        assert seen(store) == seen(model)
+
+
+def test_reading_waits_for_no_transaction(tmp_path: pathlib.Path) -> None:
+    with SampleStore(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+        (number,) = store.restored()["orders"].buckets
+        with store._transaction():
+            store._do(Apply("orders", [], [sample(1)], batches={number: EMPTY}))
+            assert store.read("orders", number).count == 1, "as it was last durable"
+        assert store.read("orders", number).count == 0

@@ -29,7 +29,7 @@ PRODUCT = (*LIBRARIES, "heliograph")
 
 PACKAGE_LINES_MAX = {
     "drivers": 20_430,
-    "durability_service": 9_570,
+    "durability_service": 10_280,
     "durable_log": 7_930,
     "heliograph": 11_410,
     "nb_api": 17_610,

@@ -1,0 +1,336 @@
+"""Sets on disk: the same as sets in memory, whatever is in memory of them, and never more of it than the limit says."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from durability_service.core.effects import Apply, Fill, Live, Restored, StoreMarks, StoreOperation
+from durability_service.core.keeping.holding import Holding
+from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy
+from durability_service.core.sets.batches import pack, spread, unpack
+from durability_service.core.sets.sample_set import Deletion, SampleSet
+from durability_service.core.sets.samples import Sample, bucket_of, make_sample
+from durability_service.core.sets.stored_buckets import BucketMemory
+from durability_service.core.settings import ServiceSettings, TopicRules
+from durability_service.protocol import HISTORY, Ask
+from durability_service.serving import answers
+from durability_service.serving.answers import page
+from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
+from durability_service.testing.simulator.store import StoreModel
+from pubsub_api.core.errors import UndecodableBody
+from tests.unit.durability_service.test_durability_core import SPACE, Rig
+
+BUCKETS = 8
+DEPTH = 2
+RULES = TopicRules(default_depth=DEPTH, kinds=(("memory", Kind.TRANSIENT),))
+
+
+def sample(number: int, topic: str = "a", *, key: str | None = None, is_delete: bool = False) -> Sample:
+    return make_sample(
+        topic, "t", key or f"k{number}", timestamp=number, writer=bytes(16), number=number, is_delete=is_delete,
+        event=b"e" * (number % 40),
+    )  # fmt: skip
+
+
+class Service:
+    """A holding and its disk, which does what it is told some time later."""
+
+    def __init__(
+        self, seed: int = 0, *, hot_bytes: int = 0, rules: TopicRules = RULES, disk: StoreModel | None = None
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.disk = disk or StoreModel()
+        self.memory = BucketMemory(hot_bytes, self.disk)
+        self._under_way: list[tuple[StoreOperation, object]] = []
+        self._settings = ServiceSettings(node="n", buckets=BUCKETS, repack_changes=10, rules=rules)
+        self.held = self._open()
+        if disk is None:
+            self.do(self.held.stored.whole(StoreMarks()))
+        self.set = self.held.set
+
+    def _open(self) -> Holding:
+        return Holding(
+            self._settings, NameSpace("all", frozenset({"#"})), NamespacePolicy(), self.disk.open().get("all"), 0.0,
+            self.memory,
+        )  # fmt: skip
+
+    def do(self, operations: list[StoreOperation]) -> None:
+        self._under_way += [(one, self.held.stored.when_durable([one])) for one in operations]
+
+    def disk_does(self, count: int) -> None:
+        for operation, durable in self._under_way[:count]:
+            self.disk.do(operation)
+            assert callable(durable)
+            durable()
+        del self._under_way[:count]
+
+    def settle(self) -> None:
+        self.disk_does(len(self._under_way))
+        self.memory.trim()
+        self.memory.trim()
+
+    def add(self, *samples: Sample) -> None:
+        self.do(self.held.change(*self.held.add(samples)))
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 20_000, 10**9], ids=["nothing is hot", "some is", "all is"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_set_on_disk_is_the_same_as_one_in_memory(seed: int, hot_bytes: int) -> None:
+    service = Service(seed, hot_bytes=hot_bytes)
+    chance = service.chance
+    plain = SampleSet(BUCKETS, lambda _topic: DEPTH)
+    for number in range(1, 300):
+        one = sample(
+            number, chance.choice(("a", "b", "memory")), key=chance.choice("uvwxyz"), is_delete=chance.random() < 0.2
+        )
+        plain.add(one)
+        service.add(one)
+        if chance.random() < 0.03:
+            deletion = Deletion(chance.choice("ab"), number - chance.randrange(20))
+            plain.delete(deletion)
+            service.set.delete(deletion)
+            while service.set.is_cleaning:
+                service.do(service.held.change(removed=service.held.stored.of(service.set.clean_some(3))))
+        if chance.random() < 0.1:
+            bucket = chance.randrange(BUCKETS)
+            gone = service.set.sweep(bucket, number - 50)
+            assert sorted(plain.sweep(bucket, number - 50)) == sorted(gone)
+            service.do(service.held.change(removed=service.held.stored.of(gone)))
+        service.disk_does(chance.randrange(3))
+        service.set.pack_idle(number, 0.0, samples_max=4)
+    assert sorted(plain) == sorted(service.set)
+    assert (plain.digest, plain.digests(), plain.count) == (
+        service.set.digest, service.set.digests(), service.set.count,
+    )  # fmt: skip
+    for number in range(BUCKETS):
+        assert dict(service.set.bucket(number)) == dict(plain.bucket(number))
+        assert sorted(unpack(service.set.batch(number))) == sorted(unpack(plain.batch(number)))
+    service.settle()
+    on_disk = sorted(service.disk.current["all"].samples.values())
+    assert on_disk == sorted(service.held.stored.of(list(plain)))
+    again = Service(hot_bytes=hot_bytes, disk=service.disk)
+    assert sorted(again.set) == on_disk
+    assert again.set.count == len(on_disk)
+
+
+def test_memory_is_bounded_however_large_the_set_is() -> None:
+    limit = 60_000
+    service = Service(hot_bytes=limit, rules=TopicRules())
+    service.settle()
+    most = 0
+    for number in range(1, 6000):
+        service.add(sample(number, key=f"k{number % 3000}"))
+        service.disk_does(1)
+        most = max(most, service.memory.rows_bytes + service.memory.changes_bytes)
+    spread_out = 3000 * 1000
+    one_bucket = spread_out // BUCKETS
+    assert most < spread_out / 2
+    service.settle()
+    for number in range(BUCKETS):
+        assert service.set.bucket(number)
+        assert service.memory.rows_bytes + service.memory.changes_bytes < limit + one_bucket
+    assert service.memory.reads
+
+
+def test_nothing_is_given_up_before_it_is_durable() -> None:
+    service = Service(rules=TopicRules())
+    assert all(service.set.adopt(number, batch) for number, batch in spread(map(sample, range(1, 50)), BUCKETS).items())
+    service.do(service.held.change(adopted=service.set.filled()))
+    service.memory.trim()
+    assert service.memory.pinned_bytes == service.memory.rows_bytes > 0
+    assert service.set.count == len(list(service.set)) == 49, "there is nothing on disk yet"
+    service.settle()
+    assert (service.memory.pinned_bytes, service.memory.rows_bytes) == (0, 0)
+    assert service.set.count == len(list(service.set)) == 49
+    assert service.memory.reads
+
+
+def test_a_set_that_is_given_up_for_another_takes_no_memory() -> None:
+    service = Service(hot_bytes=10**6)
+    service.add(*map(sample, range(1, 50)), sample(50, "memory"))
+    service.set.clear()
+    assert (service.set.count, service.set.filled(), service.set.digest) == (0, [], bytes(16))
+    assert (service.memory.rows_bytes, service.memory.changes_bytes, service.memory.pinned_bytes) == (0, 0, 0)
+
+
+def test_changes_that_are_in_their_buckets_leave_memory() -> None:
+    service = Service(hot_bytes=10**6, rules=TopicRules())
+    for number in range(1, 200):
+        service.add(sample(number, key=f"k{number % 20}"))
+    service.settle()
+    assert service.memory.changes_bytes < 50 * 1000
+    written = 0
+    while service.held.stored.set.filled() and any(not service.set.is_written(number) for number in range(BUCKETS)):
+        service.add(sample(1000 + written, key="k1"))
+        service.settle()
+        written += 1
+        assert written < 1000
+    assert service.memory.changes_bytes == 0
+
+
+def test_buckets_are_packed_anew_in_turn_with_what_the_set_holds() -> None:
+    service = Service(hot_bytes=10**6, rules=TopicRules())
+    seen: list[int] = []
+    for number in range(1, 400):
+        added, removed = service.held.add([sample(number, key=f"k{number % 40}")])
+        operations = service.held.change(added, removed)
+        (operation,) = operations
+        assert isinstance(operation, Apply)
+        for bucket, batch in operation.batches.items():
+            assert sorted(unpack(batch)) == sorted(
+                one for one in service.held.set if bucket_of(one.instance, BUCKETS) == bucket
+            )
+            seen.append(bucket)
+        service.do(operations)
+        service.settle()
+    assert sorted(seen[:BUCKETS]) == list(range(BUCKETS)), "each has its turn"
+
+
+def test_a_new_generation_takes_over_what_is_on_disk_without_reading_it() -> None:
+    service = Service(rules=TopicRules(), hot_bytes=10**5)
+    service.add(*map(sample, range(1, 100)))
+    service.do(service.held.stored.whole(StoreMarks()))
+    service.settle()
+    service.memory.bytes_max = 4000
+    service.settle()
+    service.add(sample(200, key="k1"))
+    service.settle()
+    service.memory.trim()
+    reads = service.memory.reads
+    operations = service.held.stored.whole(StoreMarks())
+    fills = [one for one in operations if isinstance(one, Fill)]
+    written = [number for one in fills for number in one.batches]
+    assert written == [bucket_of(("a", "t", "k1"), BUCKETS)]
+    assert sorted(number for one in fills for number in one.kept) == sorted({*service.set.filled()}.difference(written))
+    assert service.memory.reads <= reads + 1
+    service.do(operations)
+    service.settle()
+    assert sorted(service.disk.current["all"].samples.values()) == sorted(service.set)
+
+
+def test_a_bucket_that_became_empty_is_not_looked_for_in_a_new_generation() -> None:
+    service = Service(rules=TopicRules())
+    service.add(sample(1))
+    service.do(service.held.stored.whole(StoreMarks()))
+    service.settle()
+    instance = sample(1).instance
+    service.set.put(instance, ())
+    service.do(service.held.stored.whole(StoreMarks()))
+    service.settle()
+    assert service.set.get(instance) == ()
+    service.add(sample(2, key="k1"))
+    assert [one.number for one in service.set] == [2]
+
+
+def test_a_row_that_is_not_what_was_written_is_found_when_it_is_read() -> None:
+    service = Service(rules=TopicRules())
+    service.add(*map(sample, range(1, 50)))
+    service.do(service.held.stored.whole(StoreMarks()))
+    service.settle()
+    number = service.set.filled()[0]
+    rows = service.disk.current["all"].rows
+    rows[number] = pack(unpack(rows[number])[1:])
+    with pytest.raises(UndecodableBody, match="not what was written"):
+        service.set.bucket(number)
+
+
+def test_data_that_was_persistent_in_an_earlier_run_is_taken_into_memory() -> None:
+    service = Service(rules=TopicRules())
+    service.add(*map(sample, range(1, 50)))
+    service.settle()
+    held = Holding(
+        ServiceSettings(node="n", buckets=BUCKETS), NameSpace("all", frozenset({"#"})),
+        NamespacePolicy(durability=Kind.TRANSIENT), service.disk.open()["all"], 0.0,
+        BucketMemory(0, service.disk),
+    )  # fmt: skip
+    assert sorted(held.set) == sorted(service.set)
+
+
+def test_what_a_deletion_covers_is_not_given_away_before_it_is_gone() -> None:
+    rig = Rig()
+    node = rig.add("a")
+    rig.start()
+    rig.write("a", *"uvwxyz")
+    core = node.core
+    assert core is not None
+    held = rig.held("a")
+    held.delete([Deletion("#", core.stamp())])
+    assert (held.set.is_cleaning, held.set.count) == (True, 6)
+    ask = Ask(id=1, durability=HISTORY, topics=["#"], name_space=held.name)
+    found = page(core, ask, 10_000, EPOCH_NS)
+    assert found is not None
+    assert found.samples == []
+    assert not held.standing().is_complete, "peers are given what is left when all of it is gone"
+    rig.run()
+    assert (held.set.is_cleaning, held.set.count) == (False, 0)
+
+
+def a_cold_service() -> tuple[Rig, SimNode, list[Sample]]:
+    """A service whose samples are all on disk, and samples that change each of them."""
+    rig = Rig()
+    node = rig.add("a", hot_bytes=0)
+    rig.start()
+    for _ in range(2):
+        samples = [rig.writers["a"].sample("a/x", f"k{number}", is_delete=False) for number in range(200)]
+        for one in samples:
+            rig.oracle.wrote(one)
+        if not rig.held("a").set.count:
+            node.feed(Live(samples, node.new_token(samples[0])))
+            rig.run()
+    return rig, node, samples
+
+
+def test_live_samples_for_buckets_on_disk_are_filed_some_at_a_time_and_acknowledged_together() -> None:
+    rig, node, samples = a_cold_service()
+    before = rig.oracle.acknowledgements
+    node.feed(Live(samples, node.new_token(samples[0])))
+    core = node.core
+    assert core is not None
+    is_filing = [core.is_filing]
+    assert 0 < len([one for one in samples if one in rig.held("a").set]) < len(samples)
+    assert rig.oracle.acknowledgements == before
+    rig.run(1.0)
+    is_filing.append(core.is_filing)
+    assert is_filing == [True, False]
+    assert sorted(rig.held("a").set) == sorted(samples)
+    assert rig.oracle.acknowledgements == before + 1
+
+
+def test_who_stops_files_what_waits() -> None:
+    rig, node, samples = a_cold_service()
+    node.feed(Live(samples, node.new_token(samples[0])))
+    node.stop()
+    assert sorted(node.disk.current[SPACE.name].samples.values()) == sorted(samples)
+
+
+def test_a_page_reads_so_many_buckets_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_READS_MAX", 2)
+    rig, node, _ = a_cold_service()
+    core = node.core
+    assert core is not None
+    ask = Ask(id=1, durability=HISTORY, topics=["a/x"], name_space=SPACE.name)
+    found: list[Sample] = []
+    digests: dict[int, bytes] = {}
+    pages = 0
+    while ask.bucket >= 0:
+        one = page(core, ask, 1_000_000, EPOCH_NS)
+        assert one is not None
+        found += one.samples
+        digests |= one.digests
+        ask.bucket, ask.after = one.bucket, one.after
+        pages += 1
+    assert pages == BUCKETS // 2
+    assert sorted(found) == sorted(rig.held("a").set)
+    assert digests == rig.held("a").set.digests()
+
+
+def test_without_a_store_nothing_is_read() -> None:
+    held = Holding(
+        dataclasses.replace(ServiceSettings(node="n"), buckets=BUCKETS), NameSpace("all", frozenset({"#"})),
+        NamespacePolicy(durability=Kind.TRANSIENT), Restored(False), 0.0, BucketMemory(0),
+    )  # fmt: skip
+    held.add(list(map(sample, range(1, 50))))
+    assert len(list(held.set)) == 49
