@@ -1,8 +1,11 @@
 """The contract of a log driver: frames in shards, dense event offsets, and compare-and-set records.
 
-A *log* has a fixed number of *shards*.  A frame goes, undecoded, to the shard that the hash of its topic selects
+A *log* has a number of *shards*.  A frame goes, undecoded, to the shard that the hash of its topic selects
 (`shard_of`), so a topic, and each key in it, keeps its order.  Every event has an *offset* in its shard: dense, from 0,
 in order of appending.  A stored frame covers a range of offsets.
+
+A log can be given more shards (`LogApi.set_shards`).  A new shard takes topics over from an old one, its parent, where
+that ended at that moment; who reads both has to finish the parent up to there first: `ShardState.after`.
 
 The log knows where each stream (publisher GUID and topic) stands.  Events that it holds already are not stored again,
 so appending is idempotent: after a crash, or with several recorders, the same frames may be appended as often as one
@@ -50,7 +53,8 @@ _ANY_SIZE = 1 << 40  # what is in the log was measured when it was appended
 
 
 def shard_of(topic: str, shards: int) -> int:
-    """The shard of a topic: the same in every process, on every host, in every release."""
+    """The shard to which events of a topic go in a log that has so many: the same in every process, on every host, in
+    every release."""
     return zlib.crc32(topic.encode()) % shards
 
 
@@ -94,6 +98,9 @@ class ShardState(NamedTuple):
     end: int
     bytes: int
     """Size of what is not sealed yet."""
+    after: tuple[tuple[int, int], ...] = ()
+    """Shards, and up to which offset each of them has to be read before this one, so that topics keep their order.
+    Empty for a shard that the log was made with."""
 
 
 class Segment(NamedTuple):
@@ -176,8 +183,8 @@ class LogApi(Closeable):
     @abc.abstractmethod
     def initialize(self) -> None:
         """Connect, create what is missing, check what is there.  Safe to call from many processes at once.
-        Raises LogUnavailable, InvalidConfig (another number of shards than the log was made with), LogCorrupt, and
-        SegmentsRefused when the directory of segments belongs to another log or to a later state of this one."""
+        Raises LogUnavailable, InvalidConfig (a number of shards that the log does not have and never had), LogCorrupt,
+        and SegmentsRefused when the directory of segments belongs to another log or to a later state of this one."""
 
     def exists(self) -> bool:
         """Whether there is a log that `initialize`, which is called after this, would not make.  Makes nothing.  A
@@ -191,7 +198,21 @@ class LogApi(Closeable):
     @property
     @abc.abstractmethod
     def shards(self) -> int:
-        """How many shards the log has.  Fixed when it is made."""
+        """How many shards the log has, as far as this handle knows: others may have given it more since the last call
+        of `state`."""
+
+    @abc.abstractmethod
+    def set_shards(self, shards: int) -> bool:
+        """Give the log so many shards, a multiple of those that it has; durable when it returns.  False when it has so
+        many already.  Readers and writers go on meanwhile, and find out by themselves.
+
+        Raises UsageError when it is no multiple, or too many.
+        """
+
+    def shards_of(self, topic: str) -> tuple[int, ...]:
+        """Every shard that may have events of a topic, in the order in which they are to be read.  New ones go to the
+        last."""
+        return (shard_of(topic, self.shards),)
 
     @property
     @abc.abstractmethod
@@ -236,7 +257,7 @@ class LogApi(Closeable):
 
     @abc.abstractmethod
     def streams(self, shard: int) -> list[StreamState]:
-        """Every stream that has events in the shard."""
+        """Every stream that has events in the shard, and was not met since in a shard that took its topic over."""
 
     @abc.abstractmethod
     def find(self, shard: int, appended_ns: int) -> int:

@@ -261,17 +261,17 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
     }
     partitions: list[PartitionView] = []
     lag = expired = 0
-    for shard in range(found.shards):
+    for shard, state in states.items():
         numbers = range(shard * found.lanes, (shard + 1) * found.lanes)
-        if states[shard].end == 0 and not any(number in stored for number in numbers):
+        if state.end == 0 and not any(number in stored for number in numbers):
             continue
-        items = {number % found.lanes: _stored(found, stored.get(number), states[shard]) for number in numbers}
+        items = {number % found.lanes: _stored(found, stored.get(number), state) for number in numbers}
         done = {lane: AcknowledgedOffsets(item.progress.low, item.progress.ranges) for lane, item in items.items()}
-        counted = ShardLag(log, found, states[shard], done)
+        counted = ShardLag(log, found, state, done)
         counted.count(offsets_max)
         lag += counted.total
         views = [
-            _view(shard * found.lanes + lane, lane, item, states[shard], counted.lags[lane], status)
+            _view(shard * found.lanes + lane, lane, item, state, counted.lags[lane], status)
             for lane, item in items.items()
         ]
         expired += max(view.expired for view in views)  # the same offsets for all lanes
@@ -306,7 +306,7 @@ def _missing(log: LogApi, found: Declaration) -> int:
 def _stored(found: Declaration, item: PartitionRecord | None, state: ShardState) -> PartitionRecord:
     if item is None or item.progress.generation != found.generation:
         # No process has led since it was declared or moved: this is what the next leader will find.
-        return PartitionRecord(GroupProgress(found.generation, found.positions[state.shard]))
+        return PartitionRecord(GroupProgress(found.generation, found.position_of(state.shard)))
     return item
 
 

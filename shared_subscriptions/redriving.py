@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from durable_log.errors import RecordConflict
-from durable_log.log_api import LogApi, Record, StoredFrame, shard_of
+from durable_log.log_api import LogApi, Record, StoredFrame
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
@@ -35,7 +35,8 @@ class DeadLetter:
     """An event that used up its attempts."""
 
     offset: int
-    """Of the letter, in the shard of its topic."""
+    """Of the letter, in the shard of its topic; when the log was given more shards, and its topic is in another one
+    since, offsets go on behind those of the former shard."""
     event: Event
     """As it was delivered."""
     is_fit: bool
@@ -79,15 +80,33 @@ def progress(log: LogApi, group: str) -> RedriveRecord:
 
 def letters(log: LogApi, group: str, first: int = 0) -> Iterator[DeadLetter]:
     """From an offset on, oldest first, up to where the log ends now.  Raises LogError."""
-    topic = topic_of(group)
-    state = log.state()[shard_of(topic, log.shards)]
-    offset = max(first, state.start)
-    while offset < state.end and (found := log.read(state.shard, offset)):
+    topic, before = topic_of(group), 0
+    for start, shard, end in _places(log, topic):
+        yield from _letters(log, topic, shard, (max(start, first - before), end), before)
+        before += end
+
+
+def end_of(log: LogApi, group: str) -> int:
+    """The offset that the next letter would have at least."""
+    return sum(end for _, _, end in _places(log, topic_of(group)))
+
+
+def _places(log: LogApi, topic: str) -> list[tuple[int, int, int]]:
+    """Where the letters are, oldest first: the oldest offset of a shard, the shard, and where they end in it."""
+    states = log.state()
+    home = states[log.shards_of(topic)[-1]]
+    return [(states[shard].start, shard, end) for shard, end in (*home.after, (home.shard, home.end))]
+
+
+def _letters(log: LogApi, topic: str, shard: int, span: tuple[int, int], before: int) -> Iterator[DeadLetter]:
+    """Those of a shard within a span of offsets; ``before`` is added to their offsets."""
+    first, end = offset, _ = span
+    while offset < end and (found := log.read(shard, offset)):
         for stored in found:
             if stored.header().topic == topic:
                 for place, event in enumerate(_events(stored)):
-                    if first <= stored.offset + place < state.end:
-                        yield _letter(stored.offset + place, event)
+                    if first <= stored.offset + place < end:
+                        yield _letter(before + stored.offset + place, event)
         offset = found[-1].end
 
 
@@ -101,7 +120,7 @@ def redrive(log: LogApi, group: str, *, until: int | None = None, is_dry: bool =
     own = FilterSet([declared.topic_filter])
     done = progress(log, group)
     fit: list[tuple[int, Event]] = []
-    shard_end = log.state()[shard_of(topic_of(group), log.shards)].end
+    shard_end = end_of(log, group)
     seen, end, is_all = 0, done.until, True
     for letter in letters(log, group, done.until):
         if until is not None and letter.offset >= until:

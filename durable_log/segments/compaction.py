@@ -9,8 +9,9 @@ and readers see what they would have seen without compaction.
 
 A delete is kept for ``compact_tombstone_age``, so that a reader that was away learns of it, and longer while another
 event of its object is kept, be it that the two contradict each other, that it is in a frame that stays whole, or that
-it is not sealed yet.  Segments are written anew one after the other, and a process may die between two of them: so it
-is kept, too, while something of its object is in a later segment.
+it is not sealed yet. In a shard that the log was given later it stays as long as the shard that had the topic before
+has anything from that time: compaction looks at one shard at a time. Segments are written anew one after the other, and
+a process may die between two of them: so it is kept, too, while something of its object is in a later segment.
 
 Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  Each part that is left of
 a frame becomes a frame of its own, which follows the part before it as if the numbers between had been skipped on
@@ -93,14 +94,15 @@ class SegmentCompactor:
             if not chosen:
                 return CompactionReport(0, 0, 0)
             is_whole = len(chosen) == len(segments)
+            has_older = is_whole and self._has_older(shard)
             kept = find_kept(
                 self._log.segment_reader, chosen, self._filters,
-                expired_ns=now_ns - self._tombstone_age_ns if is_whole else 0,
+                expired_ns=now_ns - self._tombstone_age_ns if is_whole and not has_older else 0,
                 hot=functools.cache(lambda: self._hot_objects(shard)),
             )  # fmt: skip
             removed = [self._rewrite(segment, kept.offsets) for segment in chosen]
             if done is None or is_whole:
-                self._done[shard] = _Done(segments[-1].end, kept.oldest_delete_ns, now_ns)
+                self._done[shard] = _Done(segments[-1].end, now_ns if has_older else kept.oldest_delete_ns, now_ns)
             else:
                 oldest_ns = min(done.oldest_delete_ns, kept.oldest_delete_ns)
                 self._done[shard] = _Done(segments[-1].end, oldest_ns, done.whole_ns)
@@ -129,6 +131,12 @@ class SegmentCompactor:
             chosen.insert(0, segment)
             rows += segment.rows
         return chosen
+
+    def _has_older(self, shard: int) -> bool:
+        """Whether a shard from which this one has taken topics over may still have events of their objects: then a
+        delete must stay, or who reads both would see the object come back."""
+        states = self._log.state()
+        return any(states[parent].start < offset for parent, offset in states[shard].after)
 
     def _hot_objects(self, shard: int) -> set[Object]:
         """Objects that have events which are not sealed yet.  Raises LogCorrupt."""

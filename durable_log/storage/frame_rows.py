@@ -38,6 +38,10 @@ def offset_of(row: int) -> int:
     return row % _OFFSETS
 
 
+def shard_of_row(row: FrameRow) -> int:
+    return row[0] // _OFFSETS
+
+
 # -- appending
 
 

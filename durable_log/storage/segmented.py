@@ -27,7 +27,7 @@ from durable_log.core.fence import Fence
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
-from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, StreamState, shard_of
+from durable_log.log_api import Segment, ShardState, StoredFrame, StreamState
 from durable_log.segments.files import SegmentReader
 from durable_log.segments.ownership import (
     check_last,
@@ -40,6 +40,7 @@ from durable_log.segments.ownership import (
 )
 from durable_log.segments.places import segment_store
 from durable_log.segments.store import SegmentStore, parse_name
+from durable_log.storage.growing import GrowingLog
 from durable_log.storage.identity import Lineage
 
 LOG = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class RestoredShard(NamedTuple):
     """Where it ended when this was made up: what was appended meanwhile must not be lost."""
 
 
-class SegmentedLog(LogApi):
+class SegmentedLog(GrowingLog):
     """Implements `read`, `read_stream`, `find`, `trim` and `segments` over what a driver has to provide."""
 
     default_directory: pathlib.Path | None = None
@@ -206,6 +207,16 @@ class SegmentedLog(LogApi):
     def identity(self) -> str:
         return self.lineage.identity
 
+    def note_shards(self, shards: int) -> None:
+        """Say it in the place of segments first: who has to make the store anew from them needs to know."""
+        if not self.has_place or read_mark(self.segment_store) is None:
+            return
+        store = self.segment_store
+        with store.lock(self):
+            mark, version = stored_mark(store)
+            refuse_unless_last(store, self.lineage, mark, self.directory_token())
+            write_mark(store, self.lineage, shards, version, self.directory_token())
+
     @property
     def maker(self) -> tuple[str, int]:
         """What segments say of the log that makes them."""
@@ -218,7 +229,7 @@ class SegmentedLog(LogApi):
         return configured or (mark.shards if mark is not None else config.SHARDS_DEFAULT)
 
     def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
-        checks.check_shard(shard, self.shards)
+        self.check_shard(shard)
         checks.check_offset(offset)
         checks.check_limit(events_max, "events_max")
         checks.check_limit(bytes_max, "bytes_max")
@@ -254,11 +265,11 @@ class SegmentedLog(LogApi):
         return [one.frame for one in take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)]
 
     def streams(self, shard: int) -> list[StreamState]:
-        checks.check_shard(shard, self.shards)
+        self.check_shard(shard)
         return [StreamState(*split_key(key), *decode_position(shard, key, one)) for key, one in self.positions(shard)]
 
     def find(self, shard: int, appended_ns: int) -> int:
-        checks.check_shard(shard, self.shards)
+        self.check_shard(shard)
         hot = self.hot_find(shard, appended_ns)  # first, for the same reason
         for segment in self.segments(shard):
             if segment.appended_ns_max >= appended_ns:
@@ -266,7 +277,7 @@ class SegmentedLog(LogApi):
         return hot
 
     def appended_at(self, shard: int, offset: int) -> int | None:
-        checks.check_shard(shard, self.shards)
+        self.check_shard(shard)
         checks.check_offset(offset)
         try:
             state, frames = self.hot_read(shard, offset, events_max=1, bytes_max=1)
@@ -282,7 +293,7 @@ class SegmentedLog(LogApi):
             return None
 
     def trim(self, shard: int, before: int) -> int:
-        checks.check_shard(shard, self.shards)
+        self.check_shard(shard)
         checks.check_offset(before)
         while True:
             state, frames = self.hot_read(shard, before, events_max=1, bytes_max=1)
@@ -310,7 +321,7 @@ class SegmentedLog(LogApi):
 
     def segments(self, shard: int | None = None) -> list[Segment]:
         if shard is not None:
-            checks.check_shard(shard, self.shards)
+            self.check_shard(shard)
         return [self.decode_entry(entry) for entry in self.manifest(shard)]
 
     def remove_files(self, segments: Sequence[Segment]) -> None:
@@ -356,7 +367,8 @@ class SegmentedLog(LogApi):
         reader = self.segment_reader
         places = [
             (low, segment, group)
-            for segment in self.segments(shard_of(topic, self.shards))
+            for shard in self.shards_of(topic)
+            for segment in self.segments(shard)
             for low, high, group in reader.stream_ranges(segment, guid, topic)
             if low <= last and high >= first
         ]

@@ -7,6 +7,7 @@
 ``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
 ``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
 ``{"maintain": true}``                              ``{"rounds": n}`` after each round of maintenance, until killed
+``{"set_shards_without_end": [n, m]}``              ``{"shards": n}`` after each change, then the last again and again
 ``{"seal": shard, "die_after": step}``              seals, and kills itself after that step, else ``{"sealed": n}``
 ==================================================  ===================================================================
 
@@ -19,7 +20,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count, repeat
 
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
@@ -61,6 +62,8 @@ def _answers(log: LogApi, command: Message) -> Iterator[Message]:
         yield {"done": command["count"]}
     elif "seal" in command:
         yield _seal(log, command["seal"], command["die_after"])
+    elif "set_shards_without_end" in command:
+        yield from _set_shards(log, command["set_shards_without_end"])
     elif "maintain" in command:
         yield from _maintain(log)
     else:
@@ -73,6 +76,13 @@ def _maintain(log: LogApi) -> Iterator[Message]:
     while True:
         maintainer.run_once()
         yield {"rounds": maintainer.statistics.rounds}
+
+
+def _set_shards(log: LogApi, numbers: Sequence[int]) -> Iterator[Message]:
+    for number in chain(numbers, repeat(numbers[-1])):
+        if number >= log.shards:
+            log.set_shards(number)
+        yield {"shards": log.shards}
 
 
 def _seal(log: LogApi, shard: int, die_after: str) -> Message:

@@ -18,7 +18,7 @@ import msgspec
 
 from durable_log import config
 from durable_log.core.placing import NOWHERE, StreamPosition, place
-from durable_log.log_api import LogApi, StoredFrame, shard_of
+from durable_log.log_api import LogApi, StoredFrame
 from durable_log.segments.columns import import_pyarrow, schema
 from durable_log.segments.rebuilding import stored_frames
 from durable_log.transfer.exporting import format_of
@@ -84,10 +84,14 @@ def _positions(log: LogApi | None) -> Callable[[Header], StreamPosition]:
     def position(header: Header) -> StreamPosition:
         if log is None:
             return NOWHERE
-        shard = shard_of(header.topic, log.shards)
-        if shard not in shards:
-            shards[shard] = {(one.guid, one.topic): StreamPosition(one.last, one.missing) for one in log.streams(shard)}
-        return shards[shard].get((header.guid, header.topic), NOWHERE)
+        for shard in reversed(log.shards_of(header.topic)):
+            if shard not in shards:
+                shards[shard] = {
+                    (one.guid, one.topic): StreamPosition(one.last, one.missing) for one in log.streams(shard)
+                }
+            if (header.guid, header.topic) in shards[shard]:
+                return shards[shard][header.guid, header.topic]
+        return NOWHERE
 
     return position
 

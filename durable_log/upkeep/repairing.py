@@ -15,6 +15,7 @@ a new identity: a program that remembers an offset learns that it may mean somet
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +26,10 @@ from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.log_api import Segment, ShardState, StoredFrame
 from durable_log.segments.files import Description, describe
 from durable_log.segments.ownership import MOVED, check_not_empty, is_last, keep_frames, kept_frames, read_mark
+from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import RestoredShard, SegmentedLog
+from durable_log.storage.shard_map import GrowthStep, ShardMap
 from pubsub_api.errors import InvalidConfig
 
 OnFile = Callable[[int, int], None]
@@ -104,8 +107,7 @@ def repair(
         owner = _owner(log)
         candidates = _read_files(log, owner, report, on_file)
         plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in log.state()]
-        for plan in plans:
-            _place_streams(log, plan, report)
+        _place_streams(log, plans, report)
         report.listed = sum(len(plan.segments) for plan in plans)
         report.added = sum(len(plan.added) for plan in plans)
         report.events = sum(one.rows for plan in plans for one in plan.added)
@@ -127,6 +129,7 @@ def repair(
             keep_frames(store, [one.frame for plan in plans for one in plan.moved])
         if has_changed or is_wrong:
             log.restore(lineage, [_restored(log, plan) for plan in plans])
+        _restore_growth(log, [one.shards for some in candidates.values() for one in some])
         for frame in kept_frames(store):
             log.append([frame])  # knows what it has already
         store.remove(MOVED)  # they are in the log again
@@ -171,15 +174,35 @@ def _read_files(
         except LogCorrupt as error:
             report.notes.append(str(error))
             continue
-        if description.shards != log.shards:
-            raise InvalidConfig(
-                f"{path} is of a log with {description.shards} shards, and the store was made with {log.shards}: make "
-                f"the store anew, with [log] shards = {description.shards}"
-            )
         report.files += 1
         found.setdefault(shard, []).append(description)
     on_file(len(files), len(files))
+    _check_shards(log, [one.shards for some in found.values() for one in some])
     return found
+
+
+def _check_shards(log: SegmentedLog, counts: list[int]) -> None:
+    """``counts`` is how many shards the log had when each file was made.  Raises InvalidConfig when the store has
+    another number than it had last, or they cannot be of one log."""
+    mark = read_mark(log.segment_store)
+    known = {*counts, *([mark.shards] if mark is not None else [])}
+    last = max(known, default=log.shards)
+    if any(last % count for count in known) or (counts and last != log.shards):
+        raise InvalidConfig(
+            f"{log.segment_store.place} is of a log with {last} shards, and the store was made with {log.shards}: make "
+            f"the store anew, with [log] shards = {last}"
+        )
+
+
+def _restore_growth(log: SegmentedLog, counts: list[int]) -> None:
+    """In a store that was made anew, a log that had been given more shards is read in order again: of each shard that
+    was there before, all that is there now comes first."""
+    former = sorted({*counts} - {log.shards})
+    if former and not log.shard_map.steps:
+        ends = [state.end for state in log.state()]
+        steps = [GrowthStep(after, tuple(ends[:before])) for before, after in itertools.pairwise([*former, log.shards])]
+        log.put_records([(shard_map.RECORD, shard_map.encode(ShardMap(log.shards, tuple(steps))), 0)])
+        log.find_shards()
 
 
 def _plan(log: SegmentedLog, state: ShardState, candidates: list[Description], report: RepairReport) -> _Plan:
@@ -206,47 +229,66 @@ def _plan(log: SegmentedLog, state: ShardState, candidates: list[Description], r
     return plan
 
 
-def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None:
-    """Find where streams stand with the segments added, and what the store has that they do not."""
-    state, streams = plan.state, _sound_positions(log, plan, report)
-    is_store_older = any(one.end > state.end for one in plan.added)
-    numbers: dict[Key, list[Range]] = {}
-    for one in _unsealed(log, state, report) if is_store_older else ():
-        numbers.setdefault(_key(one), []).append(_numbers(one))
-    changed = {key: lacking(streams.get(key, NOWHERE), ranges) for key, ranges in numbers.items()}
-    for segment in sorted(plan.added, key=lambda one: one.first):
-        for stored in log.segment_reader.frames(segment, segment.first):
-            key = _key(stored)
-            position = changed.get(key, streams.get(key, NOWHERE))
-            changed[key] = place(stored.header(), position, ranges_max=sys.maxsize).position
-    for one in _unsealed(log, state, RepairReport("", "")) if is_store_older else ():
-        first, last = _numbers(one)
-        lost = sum(max(0, min(last, high) - max(first, low) + 1) for low, high in changed[_key(one)].missing)
-        if lost:
-            plan.moved.append(one)
-            report.moved += lost
-    plan.streams |= changed
+def _place_streams(log: SegmentedLog, plans: list[_Plan], report: RepairReport) -> None:
+    """Find where streams stand with the segments added, and what the store has that they do not.
+
+    In a log that was given more shards a stream may have events in several: earlier ones in shards of lower numbers.
+    """
+    streams = _sound_positions(log, plans, report)
+    changed: dict[Key, StreamPosition] = {}
+    for plan in plans:
+        if any(one.end > plan.state.end for one in plan.added):  # the store is older
+            numbers: dict[Key, list[Range]] = {}
+            for one in _unsealed(log, plan.state, report):
+                numbers.setdefault(_key(one), []).append(_numbers(one))
+            for key, ranges in numbers.items():
+                changed[key] = lacking(changed.get(key, streams.get(key, NOWHERE)), ranges)
+    for plan in plans:
+        for segment in sorted(plan.added, key=lambda one: one.first):
+            for stored in log.segment_reader.frames(segment, segment.first):
+                key = _key(stored)
+                position = changed.get(key, streams.get(key, NOWHERE))
+                changed[key] = place(stored.header(), position, ranges_max=sys.maxsize).position
+    for plan in plans:
+        if any(one.end > plan.state.end for one in plan.added):
+            for one in _unsealed(log, plan.state, RepairReport("", "")):
+                first, last = _numbers(one)
+                lost = sum(max(0, min(last, high) - max(first, low) + 1) for low, high in changed[_key(one)].missing)
+                if lost:
+                    plan.moved.append(one)
+                    report.moved += lost
+    homes = {split_key(key): plan for plan in plans for key, _ in log.positions(plan.state.shard)}
+    for key, position in changed.items():
+        homes.get(key, plans[log.shards_of(key[1])[-1]]).streams[key] = position
 
 
-def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, StreamPosition]:
+def _sound_positions(log: SegmentedLog, plans: list[_Plan], report: RepairReport) -> dict[Key, StreamPosition]:
     """Where streams stand.  Of those where that is damaged it is found from all frames that are left, and planned."""
-    shard, streams, damaged = plan.state.shard, dict[Key, StreamPosition](), dict[Key, bytes]()
-    for stored_key, stored in log.positions(shard):
-        key = split_key(stored_key)
-        try:
-            streams[key] = decode_position(shard, stored_key, stored)
-        except LogCorrupt as error:
-            report.notes.append(f"found anew from the frames: {error}")
-            damaged[key] = stored_key
-    if damaged:
-        plan.is_wrong = True
-        for one in _all_frames(log, plan, report):
+    streams, damaged = dict[Key, StreamPosition](), dict[Key, tuple[_Plan, bytes]]()
+    for plan in plans:
+        for stored_key, stored in log.positions(plan.state.shard):
+            key = split_key(stored_key)
+            try:
+                streams[key] = decode_position(plan.state.shard, stored_key, stored)
+            except LogCorrupt as error:
+                report.notes.append(f"found anew from the frames: {error}")
+                damaged[key] = plan, stored_key
+                plan.is_wrong = True
+    wrong = {plan.state.shard for plan, _ in damaged.values()}
+    parents = {parent for shard in wrong for parent, _ in log.shard_map.after(shard)}
+    found: dict[Key, StreamPosition] = {}
+    for plan in plans:
+        for one in _all_frames(log, plan, report) if plan.state.shard in wrong | parents else ():
             key = _key(one)
             if key not in streams:
-                position = plan.streams.get(key, NOWHERE)
-                plan.streams[key] = place(one.header(), position, ranges_max=sys.maxsize).position
-        plan.forgotten = {stored_key for key, stored_key in damaged.items() if key not in plan.streams}
-    return streams | plan.streams
+                found[key] = place(one.header(), found.get(key, NOWHERE), ranges_max=sys.maxsize).position
+    for key, position in found.items():
+        plan = damaged[key][0] if key in damaged else plans[log.shards_of(key[1])[-1]]
+        plan.streams[key] = position
+    for key, (plan, stored_key) in damaged.items():
+        if key not in found:
+            plan.forgotten.add(stored_key)
+    return streams | found
 
 
 def _all_frames(log: SegmentedLog, plan: _Plan, report: RepairReport) -> Iterator[StoredFrame]:

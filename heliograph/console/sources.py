@@ -196,7 +196,6 @@ class LogReader:
 
 def read_log(log: LogApi) -> LogView:
     """Raises HeliographError."""
-    from durable_log.log_api import shard_of
     from shared_subscriptions import groups, redriving
     from shared_subscriptions.errors import GroupNotFound
 
@@ -216,9 +215,8 @@ def read_log(log: LogApi) -> LogView:
     for group in list(counts):
         done = redriving.progress(log, group)
         counts[group] -= min(done.letters, counts[group])
-        state = states[shard_of(redriving.topic_of(group), len(states))]
         # Of what was appended last to the shard; older ones may be there, too.
-        found = redriving.letters(log, group, max(done.until, state.end - _LETTERS_BACK))
+        found = redriving.letters(log, group, max(done.until, redriving.end_of(log, group) - _LETTERS_BACK))
         late = collections.deque(map(_short, found), maxlen=DEAD_LETTERS_MAX)
         newest += [(group, letter) for letter in reversed(late)]
     counts = {group: count for group, count in counts.items() if count}

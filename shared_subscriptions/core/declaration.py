@@ -27,7 +27,8 @@ class Wish(str, enum.Enum):
 
 
 class Declaration(msgspec.Struct, frozen=True):
-    """A group.  ``positions`` is where each shard began at the last declare or seek, ``generation`` counts seeks."""
+    """A group.  ``positions`` is where each shard that there was began at the last declare or seek, ``generation``
+    counts seeks."""
 
     name: str
     topic_filter: str
@@ -53,9 +54,16 @@ class Declaration(msgspec.Struct, frozen=True):
     def shards(self) -> int:
         return len(self.positions)
 
+    def position_of(self, shard: int) -> int:
+        """Where a shard began; one that the log was given later begins with its first event."""
+        return self.positions[shard] if shard < self.shards else 0
+
     def until_of(self, partition: int) -> int:
         """Where delivery of a partition ends; -1 for nowhere."""
-        return self.until[partition // self.lanes] if self.wish is Wish.DRAINING else -1
+        if self.wish is not Wish.DRAINING:
+            return -1
+        shard = partition // self.lanes
+        return self.until[shard] if shard < len(self.until) else 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

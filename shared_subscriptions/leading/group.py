@@ -315,7 +315,7 @@ class Leading:
         if not has_moved and not leader.is_outdated and declaration == leader.declaration:
             return False
         infos = {
-            state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end)
+            state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end, state.after)
             for state in states
             for lane in range(declaration.lanes)
             if state.end > 0

@@ -21,7 +21,8 @@ own run in the record, which the other finds at its next step.  Either way it is
 takes anything more.  A checkpoint that was moved while its job was stopped is the only one of its mark, and goes on.
 
 In a ``shared`` group a shard is with one job at a time, from the turn until it is finished, so the events of a topic
-and key are in order over all jobs.  In a ``queue`` group the next job takes what follows at once.
+and key are in order over all jobs; and a shard that has taken topics over from another one waits until that one is
+finished up to there.  In a ``queue`` group the next job takes what follows at once.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class AvailableRanges(NamedTuple):
     is_ordered: bool
     """One job at a time has a shard."""
     events_max: int | None
+    after: Mapping[int, Sequence[tuple[int, int]]] = {}
+    """Shard -> shards from which it has taken topics over, and up to which offset each."""
 
 
 def begin(origin: GroupOrigin, positions: Sequence[int], former: JobRanges | None) -> JobRanges:
@@ -145,7 +148,7 @@ def take(
     job = shares.jobs[name]
     if job.turn is not None:
         return shares, job.turn
-    shares = _expire(shares, waiting.starts)
+    shares = _expire(_with_shards(shares, waiting.starts), waiting.starts)
     free = _free_shards(shares, name, waiting)
     begins = {shard: shares.taken[shard] for shard in free}
     until = advance(begins, {shard: waiting.ends[shard] for shard in free}, events_max=waiting.events_max)
@@ -201,6 +204,12 @@ def _expire(shares: JobRanges, starts: Offsets) -> JobRanges:
     return msgspec.structs.replace(shares, taken=taken, expired=shares.expired + gone)
 
 
+def _with_shards(shares: JobRanges, starts: Offsets) -> JobRanges:
+    """With the shards that the log was given since, from their first event on."""
+    new = dict.fromkeys(starts.keys() - shares.taken.keys(), 0)
+    return msgspec.structs.replace(shares, taken=shares.taken | new) if new else shares
+
+
 def _claim(shares: JobRanges, name: str, checkpoint: str, run: Run) -> JobRanges:
     job = shares.jobs.get(name)
     if job is None and len(shares.jobs) >= JOBS_MAX:
@@ -223,7 +232,17 @@ def _free_shards(shares: JobRanges, name: str, waiting: AvailableRanges) -> list
         for one in job.turn.ranges
     }
     part = -(-len(held.union(ready)) // len(shares.jobs))
-    free = [shard for shard in ready if shard not in held]
+    working = [one for job in shares.jobs.values() if job.turn is not None for one in job.turn.ranges]
+
+    def is_open(shard: int) -> bool:
+        """Whether what its topics have in other shards is finished, and not only taken."""
+        return all(
+            shares.taken.get(parent, 0) >= offset
+            and not any(one.shard == parent and one.start < offset for one in working)
+            for parent, offset in waiting.after.get(shard, ())
+        )
+
+    free = [shard for shard in ready if shard not in held and is_open(shard)]
     free.sort(key=lambda shard: shares.taken[shard] - waiting.ends[shard])
     return free[:part]
 

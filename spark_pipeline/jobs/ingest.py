@@ -70,8 +70,9 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
 def count_waiting(url: str, table: LakeTable) -> int:
     """How many events `ingest` would take in now."""
     with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
-        begins = table.current().offsets(log.identity, log.shards)
-        return sum(max(0, state.end - max(state.start, begins[state.shard])) for state in log.state())
+        states = log.state()
+        begins = table.current().offsets(log.identity, len(states))
+        return sum(max(0, state.end - max(state.start, begins[state.shard])) for state in states)
 
 
 class _Step(NamedTuple):
@@ -84,13 +85,15 @@ class _Step(NamedTuple):
 
 
 def _next_step(log: durable_log.LogApi, version: LakeVersion, ends: Offsets, events_max: int) -> _Step | None:
-    begins, states = version.offsets(log.identity, log.shards), log.state()
+    states = log.state()
+    begins = version.offsets(log.identity, len(states))
     check_reached(states, begins, "the table")
     starts = {state.shard: max(begins[state.shard], state.start) for state in states}
-    waiting = {shard: max(starts[shard], end) for shard, end in ends.items()}
+    # Shards that the log was given since it began are for the next time.
+    waiting = {shard: max(start, ends.get(shard, 0)) for shard, start in starts.items()}
     if waiting == starts:
         return None
-    check_times(log, begins, version.times(log.identity, log.shards), "the table")
+    check_times(log, begins, version.times(log.identity, len(states)), "the table")
     until = advance(starts, waiting, events_max=events_max)
     left = sum(waiting[shard] - until[shard] for shard in until)
     return _Step(starts, until, left, lost=sum(starts[shard] - begin for shard, begin in begins.items()))

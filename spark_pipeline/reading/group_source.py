@@ -83,6 +83,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends(declaration, states),
             is_ordered=declaration.mode == "shared",
             events_max=limit.max_rows if isinstance(limit, ReadMaxRows) else events_max,
+            after={state.shard: state.after for state in states if state.after},
         )
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -128,7 +129,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         ends = {state.shard: state.end for state in states}
         if declaration.wish is Wish.DRAINING:
-            ends = {shard: min(end, declaration.until[shard]) for shard, end in ends.items()}
+            ends = {shard: min(end, declaration.until_of(shard * declaration.lanes)) for shard, end in ends.items()}
         if self._target is not None:
             ends = {shard: min(end, self._target.get(shard, 0)) for shard, end in ends.items()}
         return ends

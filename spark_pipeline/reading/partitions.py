@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 import durable_log
 from durable_log.segments.arrow import arrow_batches
 from durable_log.storage.segmented import SegmentedLog
+from durable_log.storage.shard_map import is_open
 from pubsub_api.core.topics import FilterSet, is_wildcard
 from spark_pipeline.core.ranges import LogRange, Offsets, pack, split
 from spark_pipeline.reading.checkpoints import check_identity
@@ -53,11 +54,20 @@ def stream_partitions(
     return [LogPartition(bundle, filters, identity) for bundle in bundles]
 
 
-def shards_of(filters: Sequence[str], shards: int) -> list[int]:
-    """The shards of a log that can have events of these filters: a topic without wildcards is in one of them."""
+def shards_of(filters: Sequence[str], states: Sequence[durable_log.ShardState]) -> list[int]:
+    """The shards of a log that can have events of these filters: a topic without wildcards is in one of them, and in
+    those that had it before the log was given more."""
     if any(map(is_wildcard, filters)):
-        return list(range(shards))
-    return sorted({durable_log.shard_of(topic, shards) for topic in filters})
+        return [state.shard for state in states]
+    homes = [states[durable_log.shard_of(topic, len(states))] for topic in filters]
+    return sorted({shard for home in homes for shard in (home.shard, *(parent for parent, _ in home.after))})
+
+
+def readable_ends(states: Sequence[durable_log.ShardState], begins: Offsets, ends: Offsets) -> dict[int, int]:
+    """Up to where a micro-batch that begins there may read, so that topics keep their order from batch to batch: a
+    shard that has taken topics over from another one waits until that was read up to there."""
+    closed = [state.shard for state in states if not is_open(state, lambda shard: begins.get(shard, 0))]
+    return {shard: begins.get(shard, 0) if shard in closed else end for shard, end in ends.items()}
 
 
 def read_partition(options: SourceOptions, columns: ReadColumns, partition: LogPartition) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,14 @@ from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
 from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.reading.columns import ReadColumns, schema_of
 from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, SourceOptions, check_names
-from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, still_there, stream_partitions
+from spark_pipeline.reading.partitions import (
+    LogPartition,
+    read_partition,
+    readable_ends,
+    shards_of,
+    still_there,
+    stream_partitions,
+)
 from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ class BatchLogReader(DataSourceReader):
         with contextlib.closing(durable_log.open(self._options.log, must_exist=True)) as log:
             states, identity = log.state(), log.identity
             starts, ends = self._options.starts(states, log.find), self._options.ends(states, log.find)
-        wanted = shards_of(self._options.topics, len(states))
+        wanted = shards_of(self._options.topics, states)
         ranges = still_there(self._options, states, starts, {shard: ends[shard] for shard in wanted})
         # Spark wants at least one partition, also when there is nothing to read.
         parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, 0, 0)]
@@ -94,7 +101,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if advance(begins, ends, events_max=None) == begins:
             return start  # Spark asks often, and there is nothing to read that could be the wrong events
         check_kept(log, start, begins, "this checkpoint")
-        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, len(states))}
+        ends = readable_ends(states, begins, ends)
+        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, states) if shard in ends}
         there = {what.shard: what.start for what in still_there(self._options, states, begins, wanted)}
         lost = sum(first - begins.get(shard, 0) for shard, first in there.items())
         until = advance(begins | there, ends, events_max=events_max)
@@ -112,7 +120,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = log.state()
         check_reached(states, ends, "a batch of this checkpoint")
         check_kept(log, end, ends, "a batch of this checkpoint")
-        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, len(ends))}
+        # The log may have been given more shards since the batch was planned.
+        wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, states) if shard in ends}
         ranges = still_there(self._options, states, begins, wanted)
         events_per_task = self._options.events_per_task
         return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)

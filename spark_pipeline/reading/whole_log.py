@@ -90,7 +90,7 @@ def _checked_plan(
                     start=state.start,
                 )
         listed = log.segments()
-        wanted = [shard for shard in shards_of(topics, len(states)) if shards is None or shard in shards]
+        wanted = [shard for shard in shards_of(topics, states) if shards is None or shard in shards]
         plan = make_plan([states[shard] for shard in wanted], listed, starts, ends)
         try:
             _CHECKER.check(plan.sealed)

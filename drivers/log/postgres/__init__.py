@@ -25,15 +25,17 @@ from oslo_config import cfg
 from durable_log import config
 from durable_log.core import checks
 from durable_log.core.fence import Fence
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.db.handles import IDLE_MAX, HandleLimits
 from heliograph_drivers.log.postgres import appending, reading, records, schema, sealed
 from heliograph_drivers.log.postgres.store import NOW_NS, PostgresLogStore, Statement
 from heliograph_drivers.postgres_common.settings import PostgresSettings, parse_address
-from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.core.frame import Header
+from pubsub_api.errors import Closed
 
 LOG = logging.getLogger(__name__)
 
@@ -86,19 +88,12 @@ class PostgresLog(SegmentedLog):
 
     def connect(self) -> None:
         found = self._found = self._store.install(self.new_shards)
-        if self._limits.shards not in (None, found.shards):
-            raise InvalidConfig(
-                f"the log at {self._store.address} has {found.shards} shards, not {self._limits.shards} as [log] "
-                "shards says: that is fixed"
-            )
+        self.find_shards(found.shards)
+        self.check_wanted_shards(f"at {self._store.address}")
 
     def check_settings(self) -> list[str]:
         [rows] = self._store.read(Statement(_SETTINGS))
         return [f"{self._store.address} has {name} = off: {_RISKS[name]}" for name, _ in rows]
-
-    @property
-    def shards(self) -> int:
-        return self._found.shards
 
     @property
     def lineage(self) -> Lineage:
@@ -111,21 +106,28 @@ class PostgresLog(SegmentedLog):
 
     def append(self, frames: Sequence[bytes]) -> Appended:
         headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
-        batch = frame_rows.group(frames, headers, self.shards)
-        if not batch:
+        if not frames:
             self._store.check_open()
             return Appended(0, 0, {})
-        appended, forgotten = appending.append(self._store, batch, ranges_max=config.MISSING_RANGES_MAX)
+        while (done := self._append(frames, headers)) is None:
+            self.find_shards()
+        appended, forgotten = done
         if forgotten:
             LOG.warning("more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", forgotten)
         return appended
 
+    def _append(self, frames: Sequence[bytes], headers: Sequence[Header]) -> tuple[Appended, int] | None:
+        shards = self.shards
+        batch = frame_rows.group(frames, headers, shards)
+        return appending.append(self._store, batch, shards, ranges_max=config.MISSING_RANGES_MAX)
+
     def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
         self._store.check_open()
-        if heads:
-            appending.note_missing(self._store, heads, self.shards, ranges_max=config.MISSING_RANGES_MAX)
+        limit = config.MISSING_RANGES_MAX
+        while heads and not appending.note_missing(self._store, heads, self.shards, ranges_max=limit):
+            self.find_shards()
 
-    def state(self) -> list[ShardState]:
+    def stored_states(self) -> list[ShardState]:
         return reading.states(self._store)
 
     def now_ns(self) -> int:
@@ -133,7 +135,7 @@ class PostgresLog(SegmentedLog):
         return int(now_ns)
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
-        checks.check_ends(ends, self.shards, timeout_s)
+        self.check_ends(ends, timeout_s)
         self._store.check_open()
         try:
             return self._wait(ends, time.monotonic() + timeout_s)
@@ -173,12 +175,14 @@ class PostgresLog(SegmentedLog):
 
     # -- what the sealed part builds on
 
+    def add_shards(self, found: ShardMap, shards: int) -> ShardMap | None:
+        return sealed.add_shards(self._store, found, shards)
+
     def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
         return reading.read(self._store, shard, offset, events_max=events_max, bytes_max=bytes_max)
 
     def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
-        shard = shard_of(topic, self.shards)
-        return reading.read_stream(self._store, shard, guid, topic, first, last, bytes_max=bytes_max)
+        return reading.read_stream(self._store, guid, topic, first, last, bytes_max=bytes_max)
 
     def hot_find(self, shard: int, appended_ns: int) -> int:
         return reading.find(self._store, shard, appended_ns)
@@ -204,7 +208,11 @@ class PostgresLog(SegmentedLog):
         return sealed.drop(self._store, shard, start, sealed_end)
 
     def forget_streams(self, before_ns: int) -> int:
-        return sum(sealed.forget_streams(self._store, shard, before_ns) for shard in range(self.shards))
+        shards = range(self.shards)
+        return sum(
+            sealed.forget_streams(self._store, shard, before_ns, locked=shards if self.shard_map.steps else [shard])
+            for shard in shards
+        )
 
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
         sealed.restore(self._store, lineage, shards)

@@ -11,9 +11,10 @@ from durable_log.log_api import Appended, shard_of
 from durable_log.storage.frame_rows import Batch, StreamRow, place_frames, row_id, stamp
 from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
-_FIND_STREAMS = "SELECT key, id, position FROM @streams WHERE key = ANY(%b::bytea[])"
+_FIND_STREAMS = "SELECT key, id, position, shard FROM @streams WHERE key = ANY(%b::bytea[])"
 _NEW_STREAMS = """INSERT INTO @streams (shard, key, position)
     SELECT * FROM unnest(%s::integer[], %b::bytea[], %b::bytea[]) RETURNING key, id"""
+_TAKE_OVER = "UPDATE @streams SET shard = %s WHERE id = %s"
 _MOVE_STREAM = "UPDATE @streams SET position = %b, appended_ns = %s WHERE id = %s"
 _LAST_ROWS = """SELECT shard, (SELECT max(id) FROM @frames WHERE id BETWEEN low AND high)
     FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS wanted (shard, low, high)"""
@@ -29,36 +30,45 @@ class _Outcome(NamedTuple):
     forgotten: int
 
 
-def append(store: PostgresLogStore, batch: Batch, *, ranges_max: int) -> tuple[Appended, int]:
-    """Store what is new.  Also returns how many missing numbers were forgotten."""
-    names = _names(((shard, header.guid, header.topic) for shard, frames in batch.items() for header, _ in frames))
-    shards = sorted(batch)
-    lows = [row_id(shard, 0) for shard in shards]
-    highs = [row_id(shard + 1, 0) - 1 for shard in shards]
+def append(store: PostgresLogStore, batch: Batch, shards: int, *, ranges_max: int) -> tuple[Appended, int] | None:
+    """Store what is new.  Also returns how many missing numbers were forgotten.
 
-    def work(transaction: LogWrite) -> _Outcome:
+    None, and nothing happens, when the log does not have so many shards: the frames may belong to others.
+    """
+    names = _names(((shard, header.guid, header.topic) for shard, frames in batch.items() for header, _ in frames))
+    locked = sorted(batch)
+    lows = [row_id(shard, 0) for shard in locked]
+    highs = [row_id(shard + 1, 0) - 1 for shard in locked]
+
+    def work(transaction: LogWrite) -> _Outcome | None:
+        if transaction.shard_count != shards:
+            return None
         for shard, last in transaction.answers[1]:
             if last is not None and last >= row_id(shard, transaction.shards[shard].end):
                 raise wrong_end(shard)
         return _append(transaction, batch, _streams(transaction, names), ranges_max)
 
-    last_rows = Statement(_LAST_ROWS, (shards, lows, highs))
-    return store.write(shards, work, _find_streams(names), last_rows, has_news=True)
+    last_rows = Statement(_LAST_ROWS, (locked, lows, highs))
+    return store.write(locked, work, _find_streams(names), last_rows, has_news=True)
 
 
 def note_missing(
     store: PostgresLogStore, heads: Sequence[tuple[bytes, str, int]], shards: int, *, ranges_max: int
-) -> None:
+) -> bool:
+    """False, and nothing happens, when the log does not have so many shards."""
     names = _names((shard_of(topic, shards), guid, topic) for guid, topic, _ in heads)
 
-    def work(transaction: LogWrite) -> None:
+    def work(transaction: LogWrite) -> bool:
+        if transaction.shard_count != shards:
+            return False
         streams = _streams(transaction, names)
         for guid, topic, head in heads:
             stream = streams[guid, topic]
             stream.position = extend(stream.position, head, ranges_max=ranges_max)
         _move(transaction, streams.values(), transaction.now_ns)
+        return True
 
-    store.write(sorted({shard for shard, _ in names.values()}), work, _find_streams(names))
+    return store.write(sorted({shard for shard, _ in names.values()}), work, _find_streams(names))
 
 
 def _append(
@@ -91,13 +101,16 @@ def _find_streams(names: _Names) -> Statement:
 
 def _streams(transaction: LogWrite, names: _Names) -> dict[tuple[bytes, str], StreamRow]:
     """The streams, which are made when there are none yet.  Raises LogCorrupt when where one stands is damaged."""
-    known = {bytes(key): (number, bytes(position)) for key, number, position in transaction.answers[0]}
+    known = {bytes(key): (number, bytes(position)) for key, number, position, _ in transaction.answers[0]}
+    homes = {number: home for _, number, _, home in transaction.answers[0]}
     new = [(shard, key, encode_position(key, NOWHERE)) for shard, key in names.values() if key not in known]
     found = {
         name: StreamRow(known[key][0], key, decode_position(shard, key, known[key][1]))
         for name, (shard, key) in names.items()
         if key in known
     }
+    taken = [(shard, known[key][0]) for shard, key in names.values() if key in known and homes[known[key][0]] != shard]
+    transaction.queue(_TAKE_OVER, taken)
     if new:
         columns = [list(column) for column in zip(*new, strict=True)]
         made: dict[bytes, int] = dict(transaction.execute(Statement(_NEW_STREAMS, columns)))

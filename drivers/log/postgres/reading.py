@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from durable_log.storage.frame_rows import (
     find_time,
     offset_of,
     row_id,
+    shard_of_row,
     stored_frames,
     take_sound,
 )
@@ -101,19 +103,24 @@ def _read_one(store: PostgresLogStore, shard: int, offset: int) -> HotRead:
 
 
 def read_stream(
-    store: PostgresLogStore, shard: int, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
+    store: PostgresLogStore, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
 ) -> list[StoredFrame]:
     find = Statement("SELECT id FROM @streams WHERE key = %b", (stream_key(guid, topic),))
     limits = {"first": first, "last": last, "bytes_max": bytes_max}
 
-    def look(execute: Execute) -> tuple[ShardState, Sequence[Row]]:
+    def look(execute: Execute) -> tuple[dict[int, ShardState], Sequence[Row]]:
         found = execute(find)
-        [row] = execute(Statement(f"{_STATE} WHERE shard = %s", (shard,)))
         rows = execute(Statement(_STREAM_FRAMES, {**limits, "stream": found[0][0]})) if found else []
-        return ShardState(*row), rows
+        shards = sorted(set(map(shard_of_row, rows)))
+        states = execute(Statement(f"{_STATE} WHERE shard = ANY(%s::integer[])", (shards,))) if shards else []
+        return {row[0]: ShardState(*row) for row in states}, rows
 
-    state, rows = store.look(look)
-    stored = stored_frames(shard, rows, _behind(store, state))
+    states, rows = store.look(look)
+    # Of one shard, unless the log has got more of them lately.
+    stored = (
+        one for shard, some in itertools.groupby(rows, key=shard_of_row)
+        for one in stored_frames(shard, some, _behind(store, states[shard]))
+    )  # fmt: skip
     return take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
 
 

@@ -10,7 +10,7 @@ from durable_log.log_api import Record
 from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _BEYOND = "\U0010ffff"  # sorts behind every name that goes on from a prefix
-_PUT = """INSERT INTO @records VALUES (%s, %b, %s)
+PUT = """INSERT INTO @records VALUES (%s, %b, %s)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = excluded.version"""
 
 
@@ -40,7 +40,7 @@ def put(store: PostgresLogStore, writes: Sequence[Write]) -> list[int]:
         transaction.queue(
             "DELETE FROM @records WHERE name = %s", [(name,) for name, value, _ in writes if value is None]
         )
-        transaction.queue(_PUT, [(name, value, number) for (name, value, _), number in numbered if value is not None])
+        transaction.queue(PUT, [(name, value, number) for (name, value, _), number in numbered if value is not None])
         transaction.queue("UPDATE @log SET record_version = %s", [(new[-1],)])
         return new
 

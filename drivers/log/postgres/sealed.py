@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
+from durable_log.storage import shard_map
 from durable_log.storage.frame_rows import row_id
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import RestoredShard, used_meanwhile
+from durable_log.storage.shard_map import ShardMap
+from heliograph_drivers.log.postgres.records import PUT
 from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _ADD = "INSERT INTO @segments VALUES (%s, %s, %s)"
@@ -109,14 +112,35 @@ def set_directory_token(store: PostgresLogStore, token: str, fence: Fence | None
     store.write((), work)
 
 
-def forget_streams(store: PostgresLogStore, shard: int, before_ns: int) -> int:
+def forget_streams(store: PostgresLogStore, shard: int, before_ns: int, *, locked: Sequence[int]) -> int:
+    """``locked`` are the shard and those that may be taking streams over from it now."""
     # A stream whose frames are hot is kept: they are found by its row.
     source = """WITH gone AS (
         DELETE FROM @streams s WHERE shard = %s AND appended_ns < %s
             AND NOT EXISTS (SELECT FROM @frames f WHERE f.stream = s.id) RETURNING 1
     ) SELECT count(*) FROM gone"""
-    [(count,)] = store.write([shard], lambda transaction: transaction.execute(Statement(source, (shard, before_ns))))
+    [(count,)] = store.write(locked, lambda transaction: transaction.execute(Statement(source, (shard, before_ns))))
     return int(count)
+
+
+def add_shards(store: PostgresLogStore, found: ShardMap, shards: int) -> ShardMap | None:
+    """Waits for every append that is going on."""
+
+    def work(transaction: LogWrite) -> ShardMap | None:
+        # The number is read once more: another process may have added shards while this one waited for the others.
+        [(count, newest)] = transaction.execute(Statement("SELECT shards, record_version FROM @log FOR UPDATE"))
+        if count != found.shards:
+            return None
+        former = [transaction.shards[shard] for shard in range(found.shards)]
+        grown = found.grown(shards, [one.end for one in former])
+        # Times do not fall from a shard to those that take topics over from it.
+        new = [(shard, former[shard % found.shards].appended_ns) for shard in range(found.shards, shards)]
+        transaction.queue("INSERT INTO @shards (shard, appended_ns) VALUES (%s, %s)", new)
+        transaction.queue("UPDATE @log SET shards = %s, record_version = %s", [(shards, newest + 1)])
+        transaction.queue(PUT, [(shard_map.RECORD, shard_map.encode(grown), newest + 1)])
+        return grown
+
+    return store.write(range(found.shards), work)
 
 
 def _check_fence(transaction: LogWrite, fence: Fence | None) -> None:

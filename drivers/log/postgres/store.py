@@ -31,7 +31,7 @@ NOW_NS = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint * 1000"
 
 _LOCK = """SELECT shard, start, sealed, "end", bytes, appended_ns FROM @shards WHERE shard = ANY(%s::integer[])
     ORDER BY shard FOR UPDATE"""
-_IDENTITY = f"SELECT identity, {NOW_NS} FROM @log"
+_IDENTITY = f"SELECT identity, {NOW_NS}, shards FROM @log"
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # No table, or no schema, of the name.
 _GONE = {"42P01", "3F000"}
@@ -64,12 +64,15 @@ class LogWrite:
         execute: Callable[[Statement], list[Row]],
         shards: Sequence[ShardRow],
         now_ns: int,
+        shard_count: int,
         answers: list[list[Row]],
     ) -> None:
         self.execute = execute
         """Run a statement now; the rows that it answers with."""
         self.shards = {one.shard: one for one in shards}
         self.now_ns = now_ns
+        self.shard_count = shard_count
+        """How many shards the log has.  Stays so while the lock of any of them is held."""
         self.answers = answers
         """Of the statements that were handed to `PostgresLogStore.write`."""
         self.queued: list[tuple[str, Sequence[Sequence[Any]]]] = []
@@ -142,11 +145,12 @@ class PostgresLogStore:
                 log = self._send(connection, Statement(f"{_IDENTITY} FOR UPDATE" if is_whole_log else _IDENTITY))
                 cursors = [self._send(connection, one) for one in reads]
             try:
-                _, now_ns = self._check_identity(log.fetchone())
+                _, now_ns, shard_count = self._check_identity(log.fetchone())
                 transaction = LogWrite(
                     lambda one: _rows(self._send(connection, one)),
                     [ShardRow(*row) for row in locked.fetchall()],
                     now_ns,
+                    shard_count,
                     [cursor.fetchall() for cursor in cursors],
                 )
                 result = work(transaction)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -26,9 +27,11 @@ from durable_log.core.checksums import damaged, gap
 from durable_log.core.fence import Fence
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.errors import LogError, LogUnavailable, RecordConflict
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame
+from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
+from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.redis import scripts
 from heliograph_drivers.log.redis.appending import Appender
 from heliograph_drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
@@ -63,7 +66,8 @@ class RedisLog(SegmentedLog):
         self._server = RedisLogServer(url, self._options, self._limits)
         self._prefix = self._server.prefix
         self._appender = Appender(
-            self._server, self._prefix, timeout_s=self._limits.operation_timeout,
+            self._server, self._prefix, shards=lambda: self.shard_map, find_shards=self.find_shards,
+            timeout_s=self._limits.operation_timeout,
             ranges_max=log_config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
         )  # fmt: skip
 
@@ -71,7 +75,6 @@ class RedisLog(SegmentedLog):
         return bool(self._server.command("EXISTS", f"{self._prefix}log"))
 
     def connect(self) -> None:
-        wanted = self._limits.shards
         try:
             found_format, *found_log = self._server.script(
                 scripts.INITIALIZE, self._prefix, self.new_shards(), new_identity()
@@ -83,15 +86,10 @@ class RedisLog(SegmentedLog):
         if found_format.decode() != scripts.FORMAT:
             raise self._other_format(found_format.decode())
         shards, identity, ancestors = found_log
-        found = int(shards)
-        if wanted not in (None, found):
-            raise InvalidConfig(
-                f"the log {self._prefix!r} at {self._server.address} has {found} shards, not {wanted} as [log] shards "
-                "says: that is fixed"
-            )
         self._lineage = Lineage(identity.decode(), frozenset((ancestors or b"").decode().split()))
         self._server.identity = self._appender.identity = self.identity
-        self._appender.shards = found
+        self.find_shards(int(shards))
+        self.check_wanted_shards(f"{self._prefix!r} at {self._server.address}")
 
     def check_settings(self) -> list[str]:
         address = self._server.address
@@ -121,10 +119,6 @@ class RedisLog(SegmentedLog):
         return answer[1].decode() if len(answer) == 2 else ""
 
     @property
-    def shards(self) -> int:
-        return self._appender.shards
-
-    @property
     def lineage(self) -> Lineage:
         return self._lineage
 
@@ -151,12 +145,17 @@ class RedisLog(SegmentedLog):
         if heads:
             self._appender.append([], heads)
 
-    def state(self) -> list[ShardState]:
-        answers = self._transaction([self._state_command(shard) for shard in range(self.shards)])
-        return [_state(shard, answer) for shard, answer in enumerate(answers)]
+    def stored_states(self) -> list[ShardState]:
+        while True:
+            known = self.shards
+            commands = [self._state_command(shard) for shard in range(known)]
+            shards, *answers = self._transaction([("HGET", f"{self._prefix}log", "shards"), *commands])
+            if int(shards) == known:
+                return [_state(shard, answer) for shard, answer in enumerate(answers)]
+            self.find_shards()
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
-        checks.check_ends(ends, self.shards, timeout_s)
+        self.check_ends(ends, timeout_s)
         self._server.check_open()
         deadline = time.monotonic() + timeout_s
         try:
@@ -214,6 +213,10 @@ class RedisLog(SegmentedLog):
 
     # -- what the sealed part builds on
 
+    def add_shards(self, found: ShardMap, shards: int) -> ShardMap | None:
+        value = self._script(scripts.ADD_SHARDS, found.shards, shards, shard_map.RECORD)
+        return shard_map.decode(shards, value) if value else None
+
     def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
         key, place, count = self._key("frames", shard), f"{offset}-1", min(events_max, _PORTION)
         answers = self._transaction([
@@ -253,7 +256,16 @@ class RedisLog(SegmentedLog):
             is_last = len(portion) < count
 
     def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
-        shard = shard_of(topic, self.shards)
+        found = [
+            stored for shard in self.shards_of(topic)
+            for stored in self._hot_read_stream(shard, guid, topic, first, last, bytes_max=bytes_max)
+        ]  # fmt: skip
+        found.sort(key=lambda stored: stored.header().first + stored.skipped)
+        return take(found, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
+
+    def _hot_read_stream(
+        self, shard: int, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
+    ) -> list[StoredFrame]:
         index = f"{self._prefix}numbers:{shard}:".encode() + stream_key(guid, topic)
         before, within = self._transaction([
             ("ZREVRANGEBYSCORE", index, first, "-inf", "LIMIT", 0, 1),

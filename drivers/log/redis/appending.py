@@ -10,13 +10,14 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key
 from durable_log.errors import LogCorrupt, LogUnavailable
-from durable_log.log_api import Appended, shard_of
+from durable_log.log_api import Appended
+from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.redis import scripts
 from heliograph_drivers.log.redis.server import Argument, RedisLogServer
 from pubsub_api.core.frame import Header
@@ -48,14 +49,24 @@ class Appender:
     """``forgotten`` counts missing numbers that were forgotten because a stream had too many holes."""
 
     def __init__(
-        self, server: RedisLogServer, prefix: str, *, timeout_s: float, ranges_max: int, streams_cached_max: int
+        self,
+        server: RedisLogServer,
+        prefix: str,
+        *,
+        shards: Callable[[], ShardMap],
+        find_shards: Callable[[], None],
+        timeout_s: float,
+        ranges_max: int,
+        streams_cached_max: int,
     ) -> None:
+        """``shards`` is how many there are, as far as is known; ``find_shards`` learns it anew."""
         self._server = server
+        self._shards = shards
+        self._find_shards = find_shards
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._ranges_max = ranges_max
         self._streams_cached_max = streams_cached_max
-        self.shards = 0
         self.identity = ""
         self.forgotten = 0
         self.after_fork_in_child()
@@ -111,11 +122,19 @@ class Appender:
 
     def _try(self, jobs: Sequence[_Job]) -> bool:
         """Place all frames and store them; False when a position was not what we thought."""
-        attempt = _Attempt(self._known, self.shards, self._ranges_max)
+        shards = self._shards()
+        attempt = _Attempt(self._known, shards, self._ranges_max)
         kept = [attempt.place(job.frames) for job in jobs]
         attempt.extend([head for job in jobs for head in job.heads])
-        has_won, answer = self._server.script(scripts.APPEND, self._prefix, *attempt.arguments(), self.identity)
-        if not has_won:
+        outcome, *rest = self._server.script(
+            scripts.APPEND, self._prefix, *attempt.arguments(), shards.shards, self.identity
+        )
+        if outcome == scripts.OTHER_SHARDS:
+            self._known.clear()
+            self._find_shards()
+            return False
+        [answer] = rest
+        if not outcome:
             for index, found in zip(answer[::2], answer[1::2], strict=True):
                 self._known[attempt.keys[index - 1]] = found
             return False
@@ -136,13 +155,15 @@ class Appender:
 class _Attempt:
     """One try: where streams would stand, and the frames to store."""
 
-    def __init__(self, known: collections.OrderedDict[_Key, bytes], shards: int, ranges_max: int) -> None:
+    def __init__(self, known: collections.OrderedDict[_Key, bytes], shards: ShardMap, ranges_max: int) -> None:
         self._known = known
         self._shards = shards
         self._ranges_max = ranges_max
         self.keys: list[_Key] = []
         self._indices: dict[_Key, int] = {}
         self._opened: dict[tuple[bytes, str], _Key] = {}
+        self._parents: dict[_Key, str] = {}
+        """The shards that had the stream before, newest first."""
         self.positions: dict[_Key, StreamPosition] = {}
         self.forgotten = 0
         self._frames: list[Argument] = []
@@ -173,7 +194,9 @@ class _Attempt:
         """The shard of a stream, and its key, under which `positions` has where it stands."""
         key = self._opened.get((guid, topic))
         if key is None:
-            key = self._opened[guid, topic] = (shard_of(topic, self._shards), stream_key(guid, topic))
+            *parents, shard = self._shards.shards_of(topic)
+            key = self._opened[guid, topic] = (shard, stream_key(guid, topic))
+            self._parents[key] = ",".join(map(str, reversed(parents)))
             self.keys.append(key)
             self._indices[key] = len(self.keys)
             known = self._known.get(key)
@@ -184,5 +207,6 @@ class _Attempt:
         streams: list[Argument] = []
         for shard, name in self.keys:
             known = self._known.get((shard, name), b"")
-            streams += (shard, name, known, encode_position(name, self.positions[shard, name]))
+            position = encode_position(name, self.positions[shard, name])
+            streams += (shard, name, known, position, self._parents[shard, name])
         return [len(self.keys), *streams, *self._frames]

@@ -7,7 +7,8 @@ Keys, each behind the log's prefix:
                                ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
-``streams:N``      hash        GUID and topic -> position, as `durable_log.core.positions` encodes it
+``streams:N``      hash        GUID and topic -> position, as `durable_log.core.positions` encodes it; it stays with
+                               the parent of shard N until something is appended to the stream in N
 ``numbers:N:...``  sorted set  of a stream: offsets of its hot frames, by the number of their first event
 ``active``         sorted set  shard, GUID and topic, by the second of the last append
 ``segments:N``     hash        first offset -> manifest entry
@@ -41,6 +42,9 @@ REPLACED = "REPLACED"
 
 WRONG_END = "WRONGEND"
 """The first word of the error when a shard has frames behind its end; the shard follows."""
+
+OTHER_SHARDS = 2
+"""What an append begins its answer with when the log does not have as many shards as the caller thinks."""
 
 LEASE_LOST = "LEASELOST"
 """The error when the fence of a change does not hold, see `durable_log.segments.lease`."""
@@ -105,14 +109,18 @@ return redis.call('HMGET', key, 'format', 'shards', 'identity', 'ancestors')
 """.replace("FORMAT", FORMAT)
 )
 
+# The last argument is how many shards the caller knows of.  Parents are those of a stream's shard, newest first, with
+# commas between them: the position is with one of them until the stream is met in its own shard.
 APPEND = (
     _COMMON
     + """
+local shards = redis.call('HGET', prefix .. 'log', 'shards')
+if shards ~= table.remove(ARGV) then return {2} end
 local streams = tonumber(ARGV[2])
 local next = 3
-local keys, conflicts, checked = {}, {}, {}
+local keys, conflicts, checked, former = {}, {}, {}, {}
 for index = 1, streams do
-    local shard, key, old = ARGV[next], ARGV[next + 1], ARGV[next + 2]
+    local shard, key, old, parents = ARGV[next], ARGV[next + 1], ARGV[next + 2], ARGV[next + 4]
     if not checked[shard] then
         checked[shard] = true
         local last = redis.call('XREVRANGE', prefix .. 'frames:' .. shard, '+', '-', 'COUNT', 1)[1]
@@ -120,23 +128,35 @@ for index = 1, streams do
             return redis.error_reply('WRONGEND ' .. shard)
         end
     end
-    local found = redis.call('HGET', prefix .. 'streams:' .. shard, key) or ''
+    local found = redis.call('HGET', prefix .. 'streams:' .. shard, key)
+    for parent in string.gmatch(found and '' or parents, '%d+') do
+        found = redis.call('HGET', prefix .. 'streams:' .. parent, key)
+        if found then
+            former[index] = parent
+            break
+        end
+    end
+    found = found or ''
     if found ~= old then
         conflicts[#conflicts + 1] = index
         conflicts[#conflicts + 1] = found
     end
     keys[index] = key
-    next = next + 4
+    next = next + 5
 end
 if #conflicts > 0 then return {0, conflicts} end
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%06d', tonumber(time[2])) .. '000'
 local latest = text(tonumber(time[1]) + AHEAD_S) .. string.sub(now, -9)  -- what is later was stamped by a wrong clock
 next = 3
-for _ = 1, streams do
+for index = 1, streams do
     redis.call('HSET', prefix .. 'streams:' .. ARGV[next], ARGV[next + 1], ARGV[next + 3])
     redis.call('ZADD', prefix .. 'active', time[1], ARGV[next] .. ':' .. ARGV[next + 1])
-    next = next + 4
+    if former[index] then
+        redis.call('HDEL', prefix .. 'streams:' .. former[index], ARGV[next + 1])
+        redis.call('ZREM', prefix .. 'active', former[index] .. ':' .. ARGV[next + 1])
+    end
+    next = next + 5
 end
 local ends, sizes, stamps, order = {}, {}, {}, {}
 while ARGV[next] do
@@ -169,6 +189,27 @@ for _, shard in ipairs(order) do
 end
 return {1, result}
 """.replace("AHEAD_S", str(CLOCK_AHEAD_MAX_NS // 10**9))
+)
+
+ADD_SHARDS = (
+    _COMMON
+    + """
+local before, after, name = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+if tonumber(redis.call('HGET', prefix .. 'log', 'shards')) ~= before then return 0 end
+local line = {ARGV[3]}
+for shard = 0, before - 1 do line[#line + 1] = text(field(shard, 'end')) end
+local value = (redis.call('HGET', prefix .. 'values', name) or '') .. table.concat(line, ' ') .. '\\n'
+for shard = before, after - 1 do
+    local stamp = redis.call('HGET', prefix .. 'shard:' .. (shard % before), 'ns')
+    if stamp then redis.call('HSET', prefix .. 'shard:' .. shard, 'ns', stamp) end
+end
+local version = text(redis.call('HINCRBY', prefix .. 'log', 'record_version', 1))
+redis.call('HSET', prefix .. 'log', 'shards', text(after))
+redis.call('HSET', prefix .. 'versions', name, version)
+redis.call('HSET', prefix .. 'values', name, value)
+redis.call('ZADD', prefix .. 'names', 0, name)
+return value
+"""
 )
 
 # The client checks what was looked at: a damaged entry may have led astray.

@@ -26,10 +26,12 @@ from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.storage import frame_rows
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.sqlite import appending, reading, records, schema, sealed
 from heliograph_drivers.log.sqlite.store import SqliteLogFile
 from heliograph_drivers.log.sqlite.watching import FileWatch
 from heliograph_drivers.sqlite_common.files import path_of
+from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.options import MIB, advanced
@@ -93,16 +95,12 @@ class SqliteLog(SegmentedLog):
         store.make_file()
         store.identity = ""
         try:
-            self._found = store.run(
-                lambda connection: schema.make_schema(connection, store.path, self._limits.shards, self.new_shards)
-            )
+            self._found = store.run(lambda connection: schema.make_schema(connection, store.path, self.new_shards))
         except LogCorrupt as error:
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
         store.identity = self.identity
-
-    @property
-    def shards(self) -> int:
-        return self._found.shards
+        self.find_shards(self._found.shards)
+        self.check_wanted_shards(str(store.path))
 
     @property
     def lineage(self) -> Lineage:
@@ -115,29 +113,38 @@ class SqliteLog(SegmentedLog):
 
     def append(self, frames: Sequence[bytes]) -> Appended:
         headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
-        batch = frame_rows.group(frames, headers, self.shards)
-        if not batch:
+        if not frames:
             self._store.check_open()
             return Appended(0, 0, {})
-        appended, forgotten = self._store.write(
-            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX)
-        )
+        while (done := self._append(frames, headers)) is None:
+            self.find_shards()
+        appended, forgotten = done
         if forgotten:
             LOG.warning("more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", forgotten)
         return appended
 
-    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
-        self._store.write(
-            lambda connection: appending.note_missing(
-                connection, heads, self.shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
+    def _append(self, frames: Sequence[bytes], headers: Sequence[Header]) -> tuple[Appended, int] | None:
+        shards = self.shards
+        batch = frame_rows.group(frames, headers, shards)
+        return self._store.write(
+            lambda connection: appending.append(
+                connection, batch, shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
             )
         )
 
-    def state(self) -> list[ShardState]:
+    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
+        while not self._store.write(
+            lambda connection: appending.note_missing(
+                connection, heads, self.shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
+            )
+        ):
+            self.find_shards()
+
+    def stored_states(self) -> list[ShardState]:
         return self._store.run(reading.states)
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
-        checks.check_ends(ends, self.shards, timeout_s)
+        self.check_ends(ends, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
         watch = FileWatch(self._store.path)
@@ -179,6 +186,9 @@ class SqliteLog(SegmentedLog):
         return self._store.run(lambda connection: records.starting_with(connection, prefix))
 
     # -- what the sealed part builds on
+
+    def add_shards(self, found: ShardMap, shards: int) -> ShardMap | None:
+        return self._store.write(lambda connection: schema.add_shards(connection, found, shards))
 
     def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
         return self._store.read(

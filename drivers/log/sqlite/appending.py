@@ -16,8 +16,15 @@ from durable_log.storage.frame_rows import Batch, StreamRow, place_frames, row_i
 from pubsub_api.core.frame import Header
 
 
-def append(connection: sqlite3.Connection, batch: Batch, now_ns: int, *, ranges_max: int) -> tuple[Appended, int]:
-    """Store what is new.  Also returns how many missing numbers were forgotten."""
+def append(
+    connection: sqlite3.Connection, batch: Batch, shards: int, now_ns: int, *, ranges_max: int
+) -> tuple[Appended, int] | None:
+    """Store what is new.  Also returns how many missing numbers were forgotten.
+
+    None, and nothing happens, when the log does not have so many shards: the frames may belong to others.
+    """
+    if not _has_shards(connection, shards):
+        return None
     appending = _Appending(connection, ranges_max)
     for shard, frames in batch.items():
         appending.append(shard, frames, now_ns)
@@ -31,7 +38,10 @@ def note_missing(
     now_ns: int,
     *,
     ranges_max: int,
-) -> None:
+) -> bool:
+    """False, and nothing happens, when the log does not have so many shards."""
+    if not _has_shards(connection, shards):
+        return False
     for guid, topic, head in heads:
         stream = find_stream(connection, shard_of(topic, shards), guid, topic)
         position = extend(stream.position, head, ranges_max=ranges_max)
@@ -40,6 +50,11 @@ def note_missing(
                 "UPDATE streams SET position = ?, appended_ns = ? WHERE id = ?",
                 (encode_position(stream.key, position), now_ns, stream.id),
             )
+    return True
+
+
+def _has_shards(connection: sqlite3.Connection, shards: int) -> bool:
+    return bool(connection.execute("SELECT shards = ? FROM log", (shards,)).fetchone()[0])
 
 
 class _Appending:
@@ -84,9 +99,11 @@ def find_stream(connection: sqlite3.Connection, shard: int, guid: bytes, topic: 
     """A stream, which is made when there is none yet.  Raises LogCorrupt when where it stands is damaged."""
     key = stream_key(guid, topic)
     found = connection.execute(
-        "SELECT id, position FROM streams WHERE guid = ? AND topic = ?", (guid, topic)
+        "SELECT id, position, shard FROM streams WHERE guid = ? AND topic = ?", (guid, topic)
     ).fetchone()
     if found is not None:
+        if found[2] != shard:  # which has taken the topic over
+            connection.execute("UPDATE streams SET shard = ? WHERE id = ?", (shard, found[0]))
         return StreamRow(found[0], key, decode_position(shard, key, found[1]))
     number = connection.execute(
         "INSERT INTO streams (shard, guid, topic, position, appended_ns) VALUES (?, ?, ?, ?, 0)",

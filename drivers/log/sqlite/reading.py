@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sqlite3
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from durable_log.storage.frame_rows import (
     find_time,
     offset_of,
     row_id,
+    shard_of_row,
     stored_frames,
     take_sound,
 )
@@ -77,17 +79,20 @@ def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max:
 def read_stream(
     connection: sqlite3.Connection, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
 ) -> list[StoredFrame]:
-    found = connection.execute("SELECT id, shard FROM streams WHERE guid = ? AND topic = ?", (guid, topic)).fetchone()
+    found = connection.execute("SELECT id FROM streams WHERE guid = ? AND topic = ?", (guid, topic)).fetchone()
     if found is None:
         return []
-    stream, shard = found
     query = (
         f"SELECT {COLUMNS} FROM frames WHERE stream = ?1 AND first <= ?3 AND first >= "
         "coalesce((SELECT max(first) FROM frames WHERE stream = ?1 AND first <= ?2), 0) AND first + count > ?2 "
         "ORDER BY first"
     )
-    with _closing(connection.execute(query, (stream, first, last))) as rows:
-        stored = stored_frames(shard, rows, functools.partial(_behind, connection, state(connection, shard)))
+    with _closing(connection.execute(query, (*found, first, last))) as rows:
+        # Of one shard, unless the log has got more of them lately.
+        stored = (
+            one for shard, some in itertools.groupby(rows, key=shard_of_row)
+            for one in stored_frames(shard, some, functools.partial(_behind, connection, state(connection, shard)))
+        )  # fmt: skip
         return take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
 
 

@@ -12,9 +12,11 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
+from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
+from durable_log.storage.shard_map import ShardMap
+from heliograph_drivers.log.sqlite import records
 from heliograph_drivers.sqlite_common.files import claim
-from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
 _SCHEMA_VERSION = 4
@@ -62,12 +64,10 @@ class LogFileHeader(NamedTuple):
     lineage: Lineage
 
 
-def make_schema(
-    connection: sqlite3.Connection, path: pathlib.Path, shards: int | None, new_shards: Callable[[], int]
-) -> LogFileHeader:
+def make_schema(connection: sqlite3.Connection, path: pathlib.Path, new_shards: Callable[[], int]) -> LogFileHeader:
     """Make the tables when they are missing, for ``new_shards``; only then it writes.
 
-    Raises InvalidConfig for another program's file and for another number of shards, and sqlite3.Error.
+    Raises pubsub_api.errors.InvalidConfig for another program's file, and sqlite3.Error.
     """
     if not is_ours(connection):
         # Both are possible before anything else is in the file only.
@@ -76,12 +76,7 @@ def make_schema(
         if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
             _fill(connection, new_shards())
         connection.execute("COMMIT")
-    found = read_log(connection)
-    if shards not in (None, found.shards):
-        raise InvalidConfig(
-            f"the log {path} has {found.shards} shards, not {shards} as [log] shards says: that is fixed"
-        )
-    return found
+    return read_log(connection)
 
 
 def read_log(connection: sqlite3.Connection) -> LogFileHeader:
@@ -94,6 +89,22 @@ def is_ours(connection: sqlite3.Connection) -> bool:
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return (application_id, version) == (_APPLICATION_ID, _SCHEMA_VERSION)
+
+
+def add_shards(connection: sqlite3.Connection, found: ShardMap, shards: int) -> ShardMap | None:
+    """In the transaction that is open.  None, and nothing happens, when there are other shards than were found."""
+    if read_log(connection).shards != found.shards:
+        return None
+    rows = connection.execute('SELECT "end", appended_ns FROM shards ORDER BY shard').fetchall()
+    grown = found.grown(shards, [end for end, _ in rows])
+    # Times do not fall from a shard to those that take topics over from it.
+    connection.executemany(
+        "INSERT INTO shards VALUES (?, 0, 0, 0, 0, ?)",
+        [(shard, rows[shard % found.shards][1]) for shard in range(found.shards, shards)],
+    )
+    connection.execute("UPDATE log SET shards = ?", (shards,))
+    records.put(connection, [(shard_map.RECORD, shard_map.encode(grown), None)])
+    return grown
 
 
 def _fill(connection: sqlite3.Connection, shards: int) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("appending", "base", "lifecycle", "processes", "reading", "records", "sealing", "trimming")
+_PARTS = ("appending", "base", "growing", "lifecycle", "processes", "reading", "records", "sealing", "trimming")
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from durable_log.testing.log_conformance.appending import AppendConformance  # noqa: E402
 from durable_log.testing.log_conformance.base import LogConformanceBase  # noqa: E402
+from durable_log.testing.log_conformance.growing import GrowConformance  # noqa: E402
 from durable_log.testing.log_conformance.lifecycle import LifecycleConformance  # noqa: E402
 from durable_log.testing.log_conformance.processes import ProcessConformance  # noqa: E402
 from durable_log.testing.log_conformance.reading import ReadConformance  # noqa: E402
@@ -29,6 +30,7 @@ from durable_log.testing.log_conformance.trimming import TrimConformance  # noqa
 
 __all__ = [
     "AppendConformance",
+    "GrowConformance",
     "LifecycleConformance",
     "LogConformance",
     "LogConformanceBase",
@@ -46,6 +48,7 @@ class LogConformance(
     TrimConformance,
     RecordConformance,
     SealConformance,
+    GrowConformance,
     ProcessConformance,
     LifecycleConformance,
 ):

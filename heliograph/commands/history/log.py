@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 A durable log keeps what was published: every frame in a shard, every event with an offset in it.
 
-  record   append what passes on the bus, and seal and drop what is due, until it is interrupted
-  info     where the shards stand, how large and how old it is, what consumers have not done yet
-  tail     print events, the newest or from an offset or a time on, of some topics or of one object
-  export   write events to a file, as JSON lines or Parquet
-  import   append the events of such a file; what the log has already is left out
-  seal     turn what is not sealed into Parquet segments now
-  trim     drop everything before an offset of a shard, or before a time
-  verify   read everything and check it; exit code 1 when something is wrong
-  repair   list the sealed files again after the store was lost, or restored from an older copy
+  record      append what passes on the bus, and seal and drop what is due, until it is interrupted
+  info        where the shards stand, how large and how old it is, what consumers have not done yet
+  tail        print events, the newest or from an offset or a time on, of some topics or of one object
+  export      write events to a file, as JSON lines or Parquet
+  import      append the events of such a file; what the log has already is left out
+  set-shards  give it more shards, so that more readers can work side by side; each topic keeps its order
+  seal        turn what is not sealed into Parquet segments now
+  trim        drop everything before an offset of a shard, or before a time
+  verify      read everything and check it; exit code 1 when something is wrong
+  repair      list the sealed files again after the store was lost, or restored from an older copy
 
 --log names the log, as in sqlite:///dir/log.db, redis://127.0.0.1:6379/0 or postgresql://user@host/database; without
 it, [log] url does.
@@ -54,6 +55,7 @@ EXAMPLES = """\
   heliograph log tail 'tenant-7/#' --key p1 --since 2h --log sqlite:///var/lib/heliograph/log.db
   heliograph log export events.parquet 'tenant-7/#' --since 1d --log sqlite:///var/lib/heliograph/log.db
   heliograph log import events.parquet --dry-run --log postgresql://user@host/database
+  heliograph log set-shards 32 --log sqlite:///var/lib/heliograph/log.db
   heliograph log seal --log sqlite:///var/lib/heliograph/log.db
   heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 7d
   heliograph log verify --log sqlite:///var/lib/heliograph/log.db
@@ -142,7 +144,22 @@ def _record(args: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-# -- seal, trim, verify, repair
+# -- set-shards, seal, trim, verify, repair
+
+
+def _add_set_shards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "shards", metavar="N", type=options.positive_int, help="how many there shall be: a multiple of what there is"
+    )
+
+
+def _set_shards(args: argparse.Namespace, output: Output) -> int:
+    with opened(args) as log:
+        before = len(log.state())
+        has_grown = log.set_shards(args.shards)
+    did = f"has {args.shards} shards now, {before} before" if has_grown else f"has {args.shards} shards already"
+    output.result({"shards": args.shards, "has_grown": has_grown}, f"the log {did}")
+    return exits.OK
 
 
 def _seal(args: argparse.Namespace, output: Output) -> int:
@@ -251,6 +268,7 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]]
     "tail": (add_tail, run_tail),
     "export": (add_export, run_export),
     "import": (add_import, run_import),
+    "set-shards": (_add_set_shards, _set_shards),
     "seal": (add_shard, _seal),
     "trim": (_add_trim, _trim),
     "verify": (lambda _: None, _verify),

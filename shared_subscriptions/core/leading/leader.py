@@ -4,7 +4,7 @@ Theory of operation.  Each partition walks through the table of `partitions`: ab
 revoked and absent again.  Grant, revoke and revoked are repeated until the answer that moves the partition on arrives.
 Whenever the members, the partitions or the wishes change, and after a short delay in which more may change, `assign`
 says which member should have what: partitions in other hands are revoked, partitions without an owner are
-granted.
+granted, as soon as what comes before them is done (`opening`).
 
 Safety rests on three clocks.  A member's partitions are free only when its lease has ended here, and it ended at the
 member before (`LeaseSettings`).  A leader whose own record is too old says nothing at all, so that it gives no lease
@@ -23,6 +23,7 @@ from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
 from shared_subscriptions.core.leading.members import ConnectedMember, GroupMembers, Move
+from shared_subscriptions.core.leading.opening import PartitionsInOrder
 from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
@@ -88,6 +89,7 @@ class Leader:
         self._reason = "the leader took over"
         self._grants = 0
         self._is_retiring = False
+        self._order = PartitionsInOrder(self.partitions)
 
     # -- the outside world
 
@@ -112,6 +114,7 @@ class Leader:
         for number in self.partitions.keys() - infos.keys():
             self._vanish(self.partitions[number], now)
         self.store.delete_rest(infos.keys())
+        self._open_next(now)
 
     def _load(self, number: int, info: PartitionInfo) -> Partition:
         return self.store.load(number, info, self.declaration)
@@ -170,7 +173,7 @@ class Leader:
         owner = self.members[partition.owner]
         if owner.is_expelled:
             partition.sent_at = now
-        elif self._is_overdue(partition, now):
+        elif partition.is_overdue(now - self._settings.revoke_timeout_s):
             # It does not keep to the protocol.  What it has waits until its lease has ended.
             owner.is_expelled = True
             self.counters["expelled"] += 1
@@ -178,11 +181,6 @@ class Leader:
         elif now >= partition.sent_at + self._settings.resend_s:
             self.counters["resent"] += 1
             self._say_status(partition, now)
-
-    def _is_overdue(self, partition: Partition, now: float) -> bool:
-        return (
-            partition.status is GrantStatus.REVOKING and now >= partition.revoked_at + self._settings.revoke_timeout_s
-        )
 
     # -- messages
 
@@ -263,6 +261,7 @@ class Leader:
             self._say_status(partition, now)
         if self._is_ended(partition):
             self._reassign_soon(f"partition {partition.number} came to its end", now)
+        self._open_next(now)
 
     def _finished(self, partition: Partition, _now: float) -> None:
         """Nothing of the partition is with its owner any more."""
@@ -339,12 +338,18 @@ class Leader:
             and not partition.has_vanished
             and partition.generation == self.declaration.generation
             and not self._is_ended(partition)
+            and self._order.is_open(partition, self.declaration)
         )
+
+    def _open_next(self, now: float) -> None:
+        if self._order.has_opened(self.declaration):
+            self._reassign_soon("what comes before a partition is done", now)
 
     def _reassign(self, now: float) -> None:
         if self._must_wait(now):
             return
         self._seek_free_partitions()
+        self._order.look(self.declaration)
         slots = self._group.slots()
         wanted = {partition.number for partition in self.partitions.values() if self._is_wanted(partition)}
         held = {
@@ -398,7 +403,7 @@ class Leader:
     def _seek_free_partitions(self) -> None:
         for partition in self.partitions.values():
             if partition.status is GrantStatus.ABSENT and partition.generation != self.declaration.generation:
-                position = self.declaration.positions[partition.number // self.declaration.lanes]
+                position = self.declaration.position_of(partition.number // self.declaration.lanes)
                 partition.reset(self.declaration.generation, position)
                 partition.expire()
 
@@ -465,12 +470,6 @@ class Leader:
         said = list(self.messages)
         self.messages.clear()
         return said
-
-    def damaged(self) -> dict[int, list[tuple[int, int]]]:
-        """Partition -> what of it the log cannot give, as its owners say, and is not done."""
-        return {
-            partition.number: list(partition.damaged) for partition in self.partitions.values() if partition.damaged
-        }
 
     # -- storing
 

@@ -62,6 +62,8 @@ class PartitionInfo(NamedTuple):
     start: int
     """The oldest offset that can be read."""
     end: int
+    after: tuple[tuple[int, int], ...] = ()
+    """Shards, and up to which offset each has to be done before this one begins: it has taken topics over from them."""
 
 
 class Lease(NamedTuple):
@@ -167,6 +169,10 @@ class Partition:
     def awaits_answer(self) -> bool:
         """Its owner was told something that is repeated until it answers."""
         return self.status not in (GrantStatus.ABSENT, GrantStatus.GRANTED) and not self.is_waiting
+
+    def is_overdue(self, limit: float) -> bool:
+        """Its owner was told before that time to give it back, and has not."""
+        return self.status is GrantStatus.REVOKING and self.revoked_at <= limit
 
     def progress(self) -> GroupProgress:
         return snapshot(self.done, self.generation, self.attempts)

@@ -322,7 +322,7 @@ class QueueLeader(Leader):
         """After a seek: at the new position, as soon as no member has anything from before."""
         for partition in self.partitions.values():
             if partition.generation != self.declaration.generation and not self._of(partition):
-                partition.reset(self.declaration.generation, self.declaration.positions[partition.number])
+                partition.reset(self.declaration.generation, self.declaration.position_of(partition.number))
                 partition.expire()
                 self._queues[partition.number] = ShardQueue(partition)
 

@@ -24,7 +24,7 @@ class PartitionStore:
         record = self._loaded.pop(number, None)
         is_new = record is None
         if record is None:
-            position = declaration.positions[number // declaration.lanes]
+            position = declaration.position_of(number // declaration.lanes)
             record = PartitionRecord(GroupProgress(declaration.generation, position))
         partition = Partition.load(number, info, record)
         partition.is_dirty = is_new

@@ -30,13 +30,13 @@ PRODUCT = (*LIBRARIES, "heliograph")
 PACKAGE_LINES_MAX = {
     "drivers": 20_430,
     "durability_service": 10_280,
-    "durable_log": 7_930,
+    "durable_log": 8_260,
     "heliograph": 11_410,
     "nb_api": 17_610,
     "publisher_service": 3_430,
     "pubsub_api": 19_320,
     "shared_subscriptions": 10_720,
-    "spark_pipeline": 5_290,
+    "spark_pipeline": 5_350,
 }
 """Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
 

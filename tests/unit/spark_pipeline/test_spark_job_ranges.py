@@ -153,6 +153,27 @@ def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
     assert [one.shard for one in second.ranges] == [0, 3]
 
 
+def test_in_order_a_new_shard_waits_until_what_comes_before_it_was_finished() -> None:
+    """The log was given shards 2 and 3; what shard 2 has taken over follows offset 10 of shard 0."""
+    shares = fresh(2)
+    there = waiting(10, 5, 7, 0, is_ordered=True)._replace(after={2: ((0, 10),), 3: ((1, 5),)})
+    shares, first = take(shares, "a", at(0), there)
+    assert first is not None
+    assert {one.shard for one in first.ranges} == {0, 1}
+    shares, other = take(shares, "b", at(0), there)
+    assert other is None, "taken is not finished"
+    shares, second = take(finish(shares, "a", at(1)), "a", at(1), there)
+    assert second is not None
+    assert second.ranges == (LogRange(2, 0, 7),)
+
+
+def test_in_a_queue_new_shards_wait_for_nothing() -> None:
+    there = waiting(10, 5, 7, 0)._replace(after={2: ((0, 10),), 3: ((1, 5),)})
+    _, turn = take(fresh(2), "a", at(0), there)
+    assert turn is not None
+    assert {one.shard for one in turn.ranges} == {0, 1, 2}
+
+
 def test_what_retention_dropped_is_counted_and_skipped() -> None:
     shares, turn = take(fresh(1), "a", at(0), waiting(20, starts=15))
     assert turn == JobTurn(1, (LogRange(0, 15, 20),))

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable_log import Segment, ShardState
+from durable_log import Segment, ShardState, shard_of
 from pubsub_api.core.topics import matches
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import LogRange, advance, from_json, pack, split, to_json
+from spark_pipeline.reading.partitions import readable_ends, shards_of
 from spark_pipeline.reading.whole_log import filter_pattern, make_plan
 
 RANGES = st.tuples(st.integers(0, 3), st.integers(0, 1000), st.integers(0, 1000)).map(
@@ -77,6 +78,16 @@ def test_a_read_is_divided_between_segments_and_the_hot_tail() -> None:
     assert plan.hot == [LogRange(0, 20, 25), LogRange(1, 5, 9)]
     nothing = make_plan(states, segments, {0: 25, 1: 9, 2: 10}, {0: 25, 1: 9, 2: 10})
     assert nothing == ([], [], [])
+
+
+def test_a_batch_reads_a_new_shard_when_what_comes_before_was_read() -> None:
+    states = [ShardState(0, 0, 0, 25, 1), ShardState(1, 0, 0, 9, 1), ShardState(2, 0, 0, 7, 1, ((0, 20),))]
+    ends = {0: 25, 1: 9, 2: 7}
+    assert readable_ends(states, {0: 19, 1: 9}, ends) == {0: 25, 1: 9, 2: 0}
+    assert readable_ends(states, {0: 20}, ends) == ends
+    home = next(topic for topic in map(str, range(99)) if shard_of(topic, 3) == 2)
+    assert shards_of([home], states) == [0, 2]
+    assert shards_of(["#"], states) == [0, 1, 2]
 
 
 def test_segments_in_an_object_store_are_read_as_the_hot_tail_is() -> None:
