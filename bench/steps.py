@@ -1,12 +1,14 @@
 """How many steps of the interpreter a lone change takes: ``python -m bench.steps write etcd``, ``... follow sqlite``.
 
-Or a lone event on the bus alone: ``python -m bench.steps send zmq``, ``... receive zmq``.
+Or a lone event on the bus alone: ``python -m bench.steps send zmq``, ``... receive zmq``; or one that takes the way
+through the publisher service: ``python -m bench.steps work zmq``, ``... serve zmq``.
 
 A step is one bytecode instruction.  Their number is the same on a busy machine as on a quiet one, which times are not.
 So it tells what a change of the code did to the way of a change, where nothing else does.  What C code and the system
 do is not in it.  Counted are the thread that writes, from the call of `NbApi.put` until it returns, or the thread that
 receives, from being woken until it waits again.  Of an event on the bus they are the caller of `Publisher.send_event`
-and the same receiver, with a callback that does nothing.
+and the same receiver, with a callback that does nothing; through the service, the caller of
+`WorkerPublisher.send_event`, and the intake's thread from its wake-up until it waits again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -25,14 +28,17 @@ from bench.change_ends import OBJECTS, CopySink, object_write
 from bench.change_systems import OURS
 from bench.ours import QUIET_S
 from bench.sinks import Sink
+from bench.through_service import service_conf
+from publisher_service.service import PublisherService
+from publisher_service.worker.publisher import WorkerPublisher
 from pubsub_api.subscribing import inline_dispatch
 
 CHANGES = 200
 _BUSES = ("redis", "zmq")
 """Those whose frames are received by a thread of Python."""
 _ROWS = 30
-_RECEIVING = ("zmq-subscriber", "redis-link")
-"""How the names of the threads begin that receive."""
+_RECEIVING = ("zmq-subscriber", "redis-link", "heliograph-intake")
+"""How the names of the threads begin that receive: frames, or what workers send."""
 _ANY_TIME_S = 60.0
 
 
@@ -108,6 +114,31 @@ def count_bus(side: str, driver: str) -> StepCounter:
     return counter
 
 
+def count_service(side: str, driver: str) -> StepCounter:
+    """``side`` is work or serve: a worker, or the service, which are in one process here."""
+    counter = StepCounter()
+    sink = _LoneSink()
+    with catalog.transport(driver) as transport, contextlib.ExitStack() as stack, _callbacks_at_ease():
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
+        conf = service_conf(transport.ours.server, directory)
+        if side == "serve":
+            threading.settrace(counter.trace_receiving)
+        service = stack.enter_context(PublisherService(conf))
+        threading.settrace(None)  # type: ignore[arg-type]
+        worker = stack.enter_context(WorkerPublisher(conf))
+        stack.callback(transport.ours.open_receiver(service.publisher.address, events.topic(), sink).close)
+        for number in range(2 * CHANGES):
+            counter.is_on = number >= CHANGES
+            event = events.event(number, events.topic())
+            before = sys.gettrace()
+            sys.settrace(counter.trace if side == "work" else before)
+            worker.send_event(event)
+            sys.settrace(before)
+            sink.came.acquire(timeout=QUIET_S)  # so that each comes alone
+        counter.is_on = False
+    return counter
+
+
 def count(side: str, database: str) -> StepCounter:
     """``side`` is write or follow."""
     counter = StepCounter()
@@ -145,6 +176,8 @@ if __name__ == "__main__":
         sides.add_parser(side).add_argument("system", choices=sorted({one.database for one in OURS}))
     for side in ("send", "receive"):
         sides.add_parser(side).add_argument("system", choices=_BUSES)
+    for side in ("work", "serve"):
+        sides.add_parser(side).add_argument("system", choices=("zmq",))
     wanted = parser.parse_args()
-    counted = count if wanted.side in ("write", "follow") else count_bus
-    counted(wanted.side, wanted.system).show()
+    counted = {"write": count, "follow": count, "work": count_service, "serve": count_service}
+    counted.get(wanted.side, count_bus)(wanted.side, wanted.system).show()

@@ -94,14 +94,14 @@ def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_
     )
 
 
-def _conf(url: str, directory: str) -> cfg.ConfigOpts:
+def service_conf(url: str, directory: str) -> cfg.ConfigOpts:
     conf = loading.conf_from_url(url)
     conf.set_override("publisher_multiproc_socket", f"{directory}/socket", group=GROUP)
     return conf
 
 
 def serve(pipe: Connection, url: str, directory: str) -> None:
-    with PublisherService(_conf(url, directory)) as service:
+    with PublisherService(service_conf(url, directory)) as service:
         pipe.send(service.publisher.address)
         before = usage_now()
         pipe.recv()
@@ -119,7 +119,7 @@ class _CopySink(Sink):
 
 def control(pipe: Connection, url: str, directory: str, count: int, address: str) -> None:
     """Keep a copy of everything.  The database is empty, stays so, and is not asked whether it knows the versions."""
-    conf = _conf(url, directory)
+    conf = service_conf(url, directory)
     conf.set_override("enable_df_pub_sub", True, group=GROUP)
     notify_config.register(conf)
     for option in ("verify_interval", "snapshot_slots"):
@@ -143,7 +143,7 @@ def work(pipe: Connection, url: str, directory: str, load: Load, workers: int, p
     """Publish this worker's share, then say when it began, and at the end what it took."""
     topic = events.topic(position)
     numbers = range(position + 1, load.count + 1, workers)
-    with WorkerPublisher(_conf(url, directory)) as publisher:
+    with WorkerPublisher(service_conf(url, directory)) as publisher:
         publisher.send_event(events.event(0, topic))
         publisher.flush(timeout_s=OPEN_TIMEOUT_S)
         pipe.send("ready")

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import selectors
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 
-from publisher_service.core.service_side import ConnectionState, ServiceCore, WorkerConnection
+from publisher_service.core.service_side import ConnectionState, ServiceCore, TakenBatch, WorkerConnection
 from publisher_service.errors import WorkerProtocolError
 from publisher_service.sequencer import Sequencer
 from pubsub_api.runtime.sockets import socket_file
@@ -60,7 +59,7 @@ class _Peer:
         self.since = now
         self.has_more = False
         """The last read did not empty the socket."""
-        self.mask = selectors.EVENT_READ
+        self.mask = select.EPOLLIN
 
 
 class Intake:
@@ -85,9 +84,9 @@ class Intake:
         self._stop_by: float | None = None
         self._is_stopped = False
         self._waker = Waker()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._waker, selectors.EVENT_READ, self._waker.clear)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._epoll = select.epoll()
+        self._epoll.register(self._waker, select.EPOLLIN)
+        self._epoll.register(listener, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name="heliograph-intake", daemon=True)
 
     def start(self) -> None:
@@ -107,7 +106,7 @@ class Intake:
             self._waker.wake()
             self._thread.join()
         # Here and not in the thread, which may have noticed by itself that it shall end before it was woken.
-        self._selector.close()
+        self._epoll.close()
         self._waker.close()
 
     # -- the thread
@@ -126,9 +125,18 @@ class Intake:
     def _turn(self) -> bool:
         """Wait for something to happen and handle it.  True when the loop should end."""
         is_stopping = self._stop_by is not None
-        ready = self._selector.select(_QUIET_S if is_stopping else _TURN_S)
+        ready = self._epoll.poll(_QUIET_S if is_stopping else _TURN_S)
         self.turned_at = now = time.monotonic()
-        read = [found for key, mask in ready if (found := self._handle(key.data, mask)) is not None]
+        read: list[_Peer] = []
+        for fd, mask in ready:
+            peer = self._peers.get(fd)
+            if peer is None:
+                self._handle_own(fd)
+                continue
+            if mask & ~select.EPOLLIN:
+                self._write(peer)
+            if mask & ~select.EPOLLOUT and peer.sock.fileno() >= 0 and self._read(peer):
+                read.append(peer)
         if read:
             refused, reason = self._sequencer.flush()
             for peer in read:
@@ -145,16 +153,12 @@ class Intake:
         assert self._stop_by is not None
         return not any(peer.has_more for peer in read) or now >= self._stop_by
 
-    def _handle(self, target: _Peer | Callable[[], None], mask: int) -> _Peer | None:
-        """Returns a peer that was read from."""
-        if not isinstance(target, _Peer):
-            target()
-            return None
-        if mask & selectors.EVENT_WRITE:
-            self._write(target)
-        if mask & selectors.EVENT_READ and target.sock.fileno() >= 0:
-            return target if self._read(target) else None
-        return None
+    def _handle_own(self, fd: int) -> None:
+        """Something happened that is no worker's; nothing, when that worker's connection was closed in this turn."""
+        if fd == self._waker.fd:
+            self._waker.clear()
+        elif fd == self._listener.fileno():
+            self._accept()
 
     def _accept(self) -> None:
         try:
@@ -180,7 +184,7 @@ class Intake:
             return
         self.counters.connections += 1
         joined = self._peers[sock.fileno()] = _Peer(sock, self._core.connect(), time.monotonic())
-        self._selector.register(sock, selectors.EVENT_READ, joined)
+        self._epoll.register(sock, joined.mask)
 
     def _read(self, peer: _Peer) -> bool:
         try:
@@ -196,10 +200,13 @@ class Intake:
         peer.has_more = size == len(self._buffer)
         worker = peer.connection.worker
         try:
-            for taken in peer.connection.feed(self._buffer[:size]):
-                refused, reason = self._sequencer.take(taken.worker.guid, taken.number, taken.groups, taken.payload)
-                if refused:
-                    peer.connection.refuse(refused, reason)
+            data = self._buffer[:size]
+            lone = peer.connection.take_lone(data)
+            if lone is not None:
+                self._take(peer, lone)
+                return True
+            for taken in peer.connection.feed(data):
+                self._take(peer, taken)
         except WorkerProtocolError as error:
             self.counters.bad_connections += 1
             LOG.warning("Worker %s is cut off: %s", worker.name if worker else "(unknown)", error)
@@ -211,32 +218,39 @@ class Intake:
             self._sequencer.forget(worker.guid)
         return True
 
+    def _take(self, peer: _Peer, taken: TakenBatch) -> None:
+        refused, reason = self._sequencer.take(taken.worker.guid, taken.number, taken.groups, taken.payload)
+        if refused:
+            peer.connection.refuse(refused, reason)
+
     def _write(self, peer: _Peer) -> None:
         connection = peer.connection
         if peer.sock.fileno() < 0:
             return
         try:
-            while connection.outgoing:
+            if connection.outgoing:
                 connection.outgoing = connection.outgoing[peer.sock.send(connection.outgoing) :]
         except BlockingIOError:
             pass
         except OSError:
             connection.outgoing = b""
             connection.end()
+        if not connection.outgoing and connection.state is ConnectionState.OPEN and peer.mask == select.EPOLLIN:
+            return  # as most often
         is_over = connection.state is ConnectionState.ENDED and not connection.outgoing
         if is_over or len(connection.outgoing) > _OUTGOING_BYTES_MAX:
             self._close(peer)
             return
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
+        mask = select.EPOLLIN | (select.EPOLLOUT if connection.outgoing else 0)
         if mask != peer.mask:
             peer.mask = mask
-            self._selector.modify(peer.sock, mask, peer)
+            self._epoll.modify(peer.sock, mask)
 
     def _close(self, peer: _Peer) -> None:
         peer.connection.end()
         if peer.sock.fileno() >= 0:
             del self._peers[peer.sock.fileno()]
-            self._selector.unregister(peer.sock)
+            self._epoll.unregister(peer.sock)
             peer.sock.close()
 
     def _check_times(self, now: float) -> None:
@@ -247,7 +261,7 @@ class Intake:
             self._look_at_all(now)
         if not self._is_accepting and self._stop_by is None and now >= self._accept_at:
             self._is_accepting = True
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._epoll.register(self._listener, select.EPOLLIN)
 
     def _look_at_all(self, now: float) -> None:
         """Close connections that have ended, and those that never greeted."""
@@ -261,5 +275,5 @@ class Intake:
     def _stop_accepting(self) -> None:
         if self._is_accepting:
             self._is_accepting = False
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(self._listener)
+            with contextlib.suppress(OSError, ValueError):  # it is closed already
+                self._epoll.unregister(self._listener)

@@ -48,6 +48,8 @@ INCARNATIONS_MAX = 4
 
 _RECORD = struct.Struct(">4sIIQ")
 """Magic, length of the payload, CRC-32 of number and payload, number of the record."""
+_BEFORE_NUMBER = struct.Struct(">4sII")
+"""Its beginning."""
 _NUMBER = struct.Struct(">Q")
 _BATCH = struct.Struct(f">B{GUID_BYTES}sQQ")
 """Kind, worker, number of the batch, when it was taken."""
@@ -175,10 +177,11 @@ class Journal(Closeable):
         for topic, encoded in groups:
             heads[topic] = heads.get(topic, 0) + len(encoded)
         if number:
-            self._taken.pop(worker, None)
-            self._taken[worker] = number
-            if len(self._taken) > self._workers_max:
-                self.forget(next(iter(self._taken)))
+            taken = self._taken
+            taken.pop(worker, None)
+            taken[worker] = number
+            if len(taken) > self._workers_max:
+                self.forget(next(iter(taken)))
 
     def refuse(self, worker: bytes, events: int) -> None:
         """So many events of a worker cannot be published.  Before the batch they are in, so that none is forgotten when
@@ -276,14 +279,14 @@ class Journal(Closeable):
     def _write(self, start: bytes, rest: bytes | memoryview) -> None:
         self._number += 1
         size = len(start) + len(rest)
-        checksum = zlib.crc32(rest, zlib.crc32(start, zlib.crc32(_NUMBER.pack(self._number))))
-        record = _RECORD.pack(MAGIC, size, checksum, self._number)
+        start = _NUMBER.pack(self._number) + start
+        record = _BEFORE_NUMBER.pack(MAGIC, size, zlib.crc32(rest, zlib.crc32(start)))
         try:
             written = os.pwritev(self._file, (record, start, rest), self._at)
         except OSError as error:
             raise JournalError(f"the journal {self._paths[self._turn]} cannot be written: {error}") from error
-        if written != len(record) + size:
-            raise JournalError(f"the journal {self._paths[self._turn]} took {written} of {len(record) + size} bytes")
+        if written != _RECORD.size + size:
+            raise JournalError(f"the journal {self._paths[self._turn]} took {written} of {_RECORD.size + size} bytes")
         self._at += written
         self.records += 1
 

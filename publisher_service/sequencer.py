@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,8 +22,12 @@ from pubsub_api.publishing.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 
+_TOPIC = operator.itemgetter(0)
+"""Of a group."""
+
 _WORKERS, _OWN = "workers", "own"
 """What is told of refusals."""
+_NO_REFUSAL = (0, "")
 
 
 @dataclasses.dataclass
@@ -50,6 +55,8 @@ class Sequencer:
         self._flushing = threading.Lock()
         """Guards what follows: no thread returns before the refusals that another one waits for are known."""
         self._has_new_topics = False
+        self._is_flush_due = False
+        """Something was left for `flush` to send.  Set after it was queued, and cleared before it is sent."""
         self._not_permitted = 0
         """What of the publisher's refused events is in the counters already."""
         self._untold: dict[str, tuple[int, str]] = {}
@@ -98,15 +105,17 @@ class Sequencer:
         one of the next calls.
         """
         with self._flushing:
-            has_new_topics, self._has_new_topics = self._has_new_topics, False
-            try:
-                self._publisher.flush(awaits_refusals=has_new_topics)
-            except TransportUnavailable:
-                self.counters.transport_failures += 1
-            except NotPermitted as error:
-                self._on_not_permitted(str(error))
+            if self._is_flush_due or self._publisher.has_untold:
+                self._is_flush_due = False
+                has_new_topics, self._has_new_topics = self._has_new_topics, False
+                try:
+                    self._publisher.flush(awaits_refusals=has_new_topics)
+                except TransportUnavailable:
+                    self.counters.transport_failures += 1
+                except NotPermitted as error:
+                    self._on_not_permitted(str(error))
             self.published_at = time.monotonic()
-            return self._untold.pop(of, (0, ""))
+            return self._untold.pop(of, _NO_REFUSAL) if self._untold else _NO_REFUSAL
 
     def _on_not_permitted(self, reason: str) -> None:
         total = self._publisher.statistics().refused
@@ -122,8 +131,7 @@ class Sequencer:
         self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview
     ) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
-        topics = self._topics
-        if len(payload) > self._event_bytes_max or any(topic not in topics for topic, _ in groups):
+        if len(payload) > self._event_bytes_max or not self._topics.issuperset(map(_TOPIC, groups)):
             good, refused, reason = self._sort_out(groups)
         if refused:
             self.counters.refused_events += refused
@@ -136,12 +144,17 @@ class Sequencer:
                 self._journal.append(worker, number, time.time_ns(), good, payload)
             except JournalError as error:
                 self._give_up_journal(self._journal, error)
+        if len(good) == 1 and not self._has_new_topics:
+            topic, encoded = good[0]
+            if len(encoded) == 1 and self._publisher.send_encoded_alone(topic, encoded[0]):
+                return refused, reason
         refused_later = 0
         for topic, encoded in good:
             try:
                 self._publisher.send_encoded(topic, encoded, is_flush_next=True)
             except (LimitReached, NotPermitted) as error:
                 refused_later, reason = refused_later + len(encoded), str(error)
+        self._is_flush_due = True
         if refused_later:
             self.counters.refused_events += refused_later
             if number:

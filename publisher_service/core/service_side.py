@@ -41,7 +41,7 @@ from publisher_service.core.messages import (
     WorkerBye,
     WorkerHello,
 )
-from publisher_service.errors import UnexpectedMessage
+from publisher_service.errors import MalformedMessage, UnexpectedMessage
 
 
 class ConnectionState(enum.Enum):
@@ -184,6 +184,19 @@ class WorkerConnection:
             self.end()
             raise
 
+    def take_lone(self, data: bytes | memoryview) -> TakenBatch | None:
+        """The new batch, when ``data`` is that and nothing else; None, and nothing is done, when `feed` has to look."""
+        if self.state is not ConnectionState.OPEN or (payload := self._inbox.lone(data)) is None:
+            return None
+        try:
+            message = messages.read_from_worker(payload)
+        except MalformedMessage:
+            return None
+        assert self.worker is not None
+        if isinstance(message, WorkerBatch) and message.number == self.worker.taken + 1:
+            return self._taken(self.worker, message, payload)
+        return None
+
     def _on_message(
         self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes | memoryview
     ) -> TakenBatch | None:
@@ -216,17 +229,25 @@ class WorkerConnection:
         self.outgoing += messages.pack(welcome)
 
     def _on_batch(self, batch: WorkerBatch, payload: bytes | memoryview) -> TakenBatch | None:
-        assert self.worker is not None
-        if batch.number > self.worker.taken + 1 or batch.number < 1:
-            raise UnexpectedMessage(f"batch {batch.number} of worker {self.worker.name} after {self.worker.taken}")
-        self._is_ack_due = True
-        if batch.number <= self.worker.taken:
+        worker = self.worker
+        assert worker is not None
+        if batch.number > worker.taken + 1 or batch.number < 1:
+            raise UnexpectedMessage(f"batch {batch.number} of worker {worker.name} after {worker.taken}")
+        if batch.number <= worker.taken:
+            self._is_ack_due = True
             self._core.counters.duplicate_batches += 1
             return None
-        self.worker.taken = batch.number
-        self._core.counters.batches += 1
-        self._core.counters.events += sum(len(encoded) for _, encoded in batch.groups)
-        return TakenBatch(self.worker, batch.number, batch.groups, payload)
+        return self._taken(worker, batch, payload)
+
+    def _taken(self, worker: Worker, batch: WorkerBatch, payload: bytes | memoryview) -> TakenBatch:
+        self._is_ack_due = True
+        worker.taken = number = batch.number
+        groups = batch.groups
+        counters = self._core.counters
+        counters.batches += 1
+        for _, encoded in groups:
+            counters.events += len(encoded)
+        return TakenBatch(worker, number, groups, payload)
 
     def refuse(self, events: int, reason: str) -> None:
         """Events of the batches just taken cannot be published; the next acknowledgement, or WELCOME, says so."""
@@ -238,8 +259,12 @@ class WorkerConnection:
         """What was taken so far is published: the worker may forget it."""
         if self._is_ack_due and self.state is ConnectionState.OPEN and self.worker is not None:
             refused = self.worker.refused - self._told_refused
-            self.outgoing += messages.pack(Ack(self.worker.taken, refused, self.worker.reason if refused else ""))
-            self._is_ack_due, self._told_refused = False, self.worker.refused
+            if refused:
+                self.outgoing += messages.pack(Ack(self.worker.taken, refused, self.worker.reason))
+                self._told_refused = self.worker.refused
+            else:
+                self.outgoing += messages.pack_ack(self.worker.taken)
+            self._is_ack_due = False
 
     def end(self) -> None:
         """The connection is over, ended by either side.  The worker stays in the table.  Idempotent."""

@@ -189,7 +189,7 @@ class Publisher(Closeable):
             encoded = encode_event(event, stamp)
         if len(encoded) > self._small_bytes_max:
             if len(encoded) > self._event_bytes_max:
-                raise self._too_large(event, len(encoded))
+                raise self._too_large(f"event {event.table}/{event.key}", len(encoded))
             self._batcher.queue(stream, [encoded], len(encoded))
             self._batcher.leave_to_thread()
             return
@@ -214,7 +214,7 @@ class Publisher(Closeable):
         encoded = encode_sound(event, stamp) if is_sound else encode_event(event, stamp)
         size = len(encoded)
         if size > self._event_bytes_max:
-            raise self._too_large(event, size)
+            raise self._too_large(f"event {event.table}/{event.key}", size)
         self._last_call_ns = wall_ns
         if is_flood:
             # Before it is queued, because who sends this event takes back what is left of the turn.
@@ -290,6 +290,19 @@ class Publisher(Closeable):
         if not is_flush_next:
             self._batcher.leave_to_thread()
 
+    def send_encoded_alone(self, topic: str, encoded: bytes) -> bool:
+        """`send_encoded` and `flush` of one event, the short way.  False, and nothing is done, when others are pending,
+        its topic is new, or anything else is unusual.  `has_untold` says then whether `flush` has anything to tell."""
+        stream = self._streams.get(topic)
+        if stream is None or self._batcher.dirty or len(encoded) > self._event_bytes_max:
+            return False
+        return self._batcher.send_alone(stream, encoded, self._clock.tick(time_ns()))
+
+    @property
+    def has_untold(self) -> bool:
+        """The transport has refused frames, and the next `flush` tells."""
+        return self._batcher.sender.has_untold
+
     def _queue_run(self, topic: str, encoded: Sequence[bytes]) -> None:
         self._check_usable()
         if not encoded:
@@ -300,17 +313,11 @@ class Publisher(Closeable):
             stream = self._open_stream(topic)
         size = sum(map(len, encoded))
         if size > self._event_bytes_max and (largest := max(map(len, encoded))) > self._event_bytes_max:
-            raise InvalidEvent(
-                f"an event of topic {topic!r} takes {largest} bytes, more than frame_bytes_max allows "
-                f"({self._event_bytes_max})"
-            )
+            raise self._too_large(f"an event of topic {topic!r}", largest)
         self._batcher.queue(stream, encoded, size)
 
-    def _too_large(self, event: Event, size: int) -> InvalidEvent:
-        return InvalidEvent(
-            f"event {event.table}/{event.key} takes {size} bytes, more than frame_bytes_max allows "
-            f"({self._event_bytes_max})"
-        )
+    def _too_large(self, what: str, size: int) -> InvalidEvent:
+        return InvalidEvent(f"{what} takes {size} bytes, more than frame_bytes_max allows ({self._event_bytes_max})")
 
     def _flood_is_over(self) -> None:
         """Everything pending was sent: take back the timestamps that are left of a turn."""

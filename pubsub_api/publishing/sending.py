@@ -65,6 +65,11 @@ class FrameSender:
         """The driver says that a frame may not be sent.  On any thread, also in the middle of a call of ours."""
         self._refusals.append(refusal)
 
+    @property
+    def has_untold(self) -> bool:
+        """The newest frames were refused, or some were refused that nobody was told of.  Needs no lock."""
+        return bool(self._refusals) or self.last_failure is not None or self._not_permitted is not None
+
     def take_refusals(self, core: PublisherCore) -> None:
         """Have the core forget what may not be sent, before a query is answered from its cache."""
         while self._refusals:

@@ -57,6 +57,15 @@ class Splitter:
             at = end
         self._rest = bytes(data[at:])
 
+    def lone(self, data: bytes | memoryview) -> bytes | memoryview | None:
+        """The message, when ``data`` is that and nothing else, as most often; None, and nothing is done, when it has to
+        be fed.  Of a memoryview it is a view, as in `feed`."""
+        before = self._before
+        if self._rest or len(data) <= before or len(data) > self.bytes_max + before:
+            return None
+        size: int = _LENGTH.unpack_from(data)[0]
+        return data[_LENGTH.size :] if len(data) == before + size else None
+
     def _complete(self, data: bytes | memoryview) -> int:
         """Add to the incomplete message what it lacks; returns how many bytes that were, -1 when it lacks more."""
         taken = 0

@@ -49,3 +49,21 @@ def test_what_cannot_be_sent_is_refused_whole(bus: Bus) -> None:
     publisher.close()
     with pytest.raises(errors.Closed):
         publisher.send_encoded("a", [b"\xc0"])
+
+
+def test_an_event_that_is_forwarded_alone_keeps_its_place_among_others(bus: Bus, consumer: Consumer) -> None:
+    publisher = bus.session().publisher()
+    subscriber = bus.session().subscriber(["tenant-7/#"], consumer.on_event, addresses=bus.addresses(publisher))
+    subscriber.wait_ready(timeout_s=20)
+    first, second, third, fourth = encoded(range(1, 5))
+    assert not publisher.send_encoded_alone("tenant-7/port", first), "its topic is new"
+    publisher.send_encoded("tenant-7/port", [first], is_flush_next=True)
+    publisher.flush(timeout_s=20)
+    wait_until(lambda: publisher.send_encoded_alone("tenant-7/port", second), 20, "the publisher's thread is done")
+    publisher.send_encoded("tenant-7/port", [third], is_flush_next=True)
+    if not publisher.send_encoded_alone("tenant-7/port", fourth):  # else the thread has sent the one before already
+        publisher.send_encoded("tenant-7/port", [fourth])
+    assert not publisher.send_encoded_alone("tenant-7/port", bytes(2**24)), "too large"
+    wait_until(lambda: len(consumer.events) >= 4, 20, "4 events")
+    assert consumer.versions == [1, 2, 3, 4]
+    assert not publisher.has_untold

@@ -91,6 +91,13 @@ def test_random_bytes_never_raise_anything_else() -> None:
                 continue
 
 
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 2**32, messages.NUMBER_MAX])
+def test_an_acknowledgement_without_refusals_is_the_same_message(number: int) -> None:
+    packed = messages.pack_ack(number)
+    assert int.from_bytes(packed[:4], "big") == len(packed) - 4
+    assert messages.read_from_service(packed[4:]) == Ack(number)
+
+
 # -- the worker's half
 
 
@@ -323,6 +330,23 @@ def test_batches_are_taken_once_and_acknowledged_together() -> None:
     assert core.counters.duplicate_batches == 1
     connection.acknowledge()
     assert said(connection) == [Ack(4)]
+
+
+def test_a_batch_that_comes_alone_is_taken_the_short_way_and_everything_else_is_left_to_be_fed() -> None:
+    connection = connection_in(service_side.ConnectionState.OPEN)
+    first, second = (messages.pack(WorkerBatch(number, [("a", [b"x"])])) for number in (1, 2))
+    bad = b"\0\0\0\1\xc1"
+    for data in (first + second, first[:-1], second, bad, messages.pack(WorkerBye()), b""):
+        assert connection.take_lone(memoryview(data)) is None
+    taken = connection.take_lone(memoryview(first))
+    assert taken is not None
+    assert (taken.number, taken.groups, bytes(taken.payload)) == (1, [("a", [b"x"])], first[4:])
+    assert connection.take_lone(memoryview(first)) is None, "it was taken already"
+    assert list(connection.feed(second[:5])) == []
+    assert connection.take_lone(memoryview(second)) is None, "it would be in the middle of another message"
+    assert [batch.number for batch in connection.feed(second[5:])] == [2]
+    connection.acknowledge()
+    assert said(connection)[-1] == Ack(2)
 
 
 @pytest.mark.parametrize("number", [0, 3, 2**62])

@@ -74,3 +74,13 @@ def test_the_bound_may_change_from_one_message_to_the_next() -> None:
         got.append(one)
         splitter.bytes_max = 100
     assert got == [b"name", b"much more"]
+
+
+def test_a_message_that_comes_alone_needs_no_feeding() -> None:
+    splitter = Splitter(100, OversizedFrame, uncounted=4)
+    whole = pack(b"sign", b"one", uncounted=4)
+    for data in (b"", whole[:-1], whole + b"x", pack(b"sign", b"x" * 101, uncounted=4), pack(b"sign", uncounted=4)):
+        assert splitter.lone(data) is None
+    assert splitter.lone(whole) == b"signone"
+    assert list(splitter.feed(whole[:2])) == []
+    assert splitter.lone(whole) is None, "it is the end of another one"
