@@ -6,13 +6,23 @@ import zlib
 
 import pytest
 
-_SAMPLED = {"test_db_etcd_cluster.py": 4}
-"""File -> how many tests there are for one of the sample: three members of a cluster write each commit to the disk, and
-the driver passes the whole suite on one member in every run."""
+_SAMPLED = {
+    "test_db_etcd_cluster.py::TestEtcdCluster": 4,
+    "test_longpoll.py::TestMutualTls": 3,
+    "test_zenoh.py::TestClients": 3,
+    "test_zenoh.py::TestMutualTls": 3,
+    "test_zenoh.py::TestRouter": 3,
+    "test_zenoh.py::TestUndeclaredPeers": 3,
+    "test_zmq.py::TestZmqEncrypted": 3,
+    "test_zmq.py::TestZmqOnSocketFile": 3,
+}
+"""Class -> how many tests there are for one of the sample: another way to set up a driver that passes the whole suite
+in every run."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if zlib.crc32(item.name.encode()) % _SAMPLED.get(item.path.name, 1):
+        class_ = item.nodeid.rpartition("/")[2].rpartition("::")[0]
+        if zlib.crc32(item.nodeid.encode()) % _SAMPLED.get(class_, 1):
             item.add_marker(pytest.mark.chaos)

@@ -1,8 +1,8 @@
 """How tests are spread over processes.
 
 Those of one file stay together, in order, because they share servers; those that use the Spark session of the tests do
-because Java takes as long as many of them.  What takes longest begins first: begun last, it would keep one
-process busy while the others have nothing left.
+because Java takes as long as many of them, and those that are about the code itself because they read all of it.  What
+takes longest begins first: begun last, it would keep one process busy while the others have nothing left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from xdist.scheduler import LoadScopeScheduling
 SPARK_STREAMS = "streams of Spark"
 SPARK_REST = "rest of Spark"
 _SPARK_STREAMS = tuple(f"tests/spark/test_{name}.py" for name in ("group_source", "job_kills", "kills", "source_sink"))
+
+CODE = "the code itself"
+_CODE = tuple(f"tests/unit/house/test_{name}.py" for name in ("code_pages", "docs", "import_rules", "tidy"))
 
 LONGEST = (
     SPARK_STREAMS,
@@ -54,8 +57,11 @@ _PLACES = {unit: place for place, unit in enumerate(LONGEST)}
 
 
 def unit_of(nodeid: str) -> str:
-    """What runs in one process: a file, or one of two halves of those that share the Spark session of a process."""
+    """What runs in one process: a file, those that share the syntax trees of a process, or one of two halves of those
+    that share its Spark session."""
     file = nodeid.partition("::")[0]
+    if file in _CODE:
+        return CODE
     if not file.startswith("tests/spark/"):
         return file
     return SPARK_STREAMS if file in _SPARK_STREAMS else SPARK_REST

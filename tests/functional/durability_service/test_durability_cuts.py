@@ -188,7 +188,7 @@ def delete_beyond_a_cut(process_bus: Bus, tmp_path: pathlib.Path) -> None:
 # The chaos tests do both on every driver, many times.
 
 
-@pytest.mark.parametrize("process_bus", ["zmq", "redis"], indirect=True)
+@pytest.mark.parametrize("process_bus", [pytest.param("zmq", marks=pytest.mark.chaos), "redis"], indirect=True)
 def test_what_was_confirmed_on_either_side_of_a_cut_survives(process_bus: Bus, tmp_path: pathlib.Path) -> None:
     survive_a_cut(process_bus, tmp_path, seed=1)
 

@@ -69,7 +69,7 @@ class Cluster:
             return read_history(session, self.addresses, ["orders/#"])
 
 
-@pytest.mark.parametrize("process_bus", ["zmq", "redis"], indirect=True)
+@pytest.mark.parametrize("process_bus", ["zmq", pytest.param("redis", marks=pytest.mark.chaos)], indirect=True)
 @pytest.mark.parametrize("seed", [1])
 def test_confirmed_data_survives_any_kill(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -293,12 +293,12 @@ def own_url() -> str:
 @pytest.mark.parametrize("driver", ["zmq", "memory"])
 def test_demo_proves_its_point(driver: str) -> None:
     where = ("--url", own_url()) if driver == "zmq" else ("--driver", driver)
-    demo = run("demo", "--seconds", "3", "--controllers", "3", "--writers", "2", *where, "--json")
+    demo = run("demo", "--seconds", "3", "--controllers", "2", "--writers", "2", *where, "--json")
     assert demo.process.returncode == exits.OK, demo.errors
     outcome = json.loads(demo.out[0])
     assert outcome["is_equal"] is True
     assert outcome["driver"] == driver
-    assert [it["is_equal"] for it in outcome["controllers"]] == [True] * 3
+    assert [it["is_equal"] for it in outcome["controllers"]] == [True] * 2
     assert {it["rows"] for it in outcome["controllers"]} == {outcome["rows"]}
     assert all(it["received"] and it["resyncs"] >= 1 for it in outcome["controllers"])
 
@@ -318,10 +318,10 @@ def test_demo_for_people(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_interrupted_demo_leaves_nothing_behind() -> None:
-    with Command("demo", "--seconds", "600", "--controllers", "2") as demo:
+    with Command("demo", "--seconds", "600", "--controllers", "1") as demo:
         wait_until(lambda: "frames get lost" in demo.next_line(), PATIENCE_S, "the demonstration to begin")
         actors = children_of(demo.process.pid)
-        assert len(actors) == 4, "a service, writers, two controllers"
+        assert len(actors) == 3, "a service, writers, a controller"
         wait_until(lambda: any(map(children_of, actors)), PATIENCE_S, "forked writers")
         actors += [child for actor in actors for child in children_of(actor)]
         demo.process.send_signal(signal.SIGTERM)
@@ -342,7 +342,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_an_actor_that_dies_ends_the_demo() -> None:
-    with Command("demo", "--seconds", "600", "--controllers", "2") as demo:
+    with Command("demo", "--seconds", "600", "--controllers", "1") as demo:
         wait_until(lambda: "frames get lost" in demo.next_line(), PATIENCE_S, "the demonstration to begin")
         os.kill(children_of(demo.process.pid)[-1], signal.SIGKILL)
         assert demo.wait() == exits.ENVIRONMENT

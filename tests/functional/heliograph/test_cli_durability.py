@@ -6,9 +6,12 @@ import json
 import pathlib
 import signal
 
+import pytest
+
 import pubsub_api
 from durability_service.storage.store import SampleStore
 from heliograph import exits
+from heliograph.main import main
 from tests.functional.heliograph.test_cli import Command, run
 from tests.helpers.durability_domain import stored_samples
 from tests.helpers.nb_tools import open_nb
@@ -38,31 +41,37 @@ snapshot_directory = {directory}/snapshots
     return ["--config-file", str(file)]
 
 
-def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
+def test_the_service_from_its_start_to_its_end(
+    redis_server: RedisServer, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = configured(tmp_path, redis_server)
+
+    def ask(*words: str) -> list[str]:
+        """The lines of a command that needs no process of its own."""
+        assert main([*words, *where]) == exits.OK
+        return capsys.readouterr().out.splitlines()
+
     with Command("durability-service", "--node", "n1", "--json", *where) as service:
         assert service.next_record()["node"] == "n1"
-        wait_until(
-            lambda: run("durability", "status", *where).process.returncode == exits.OK, PATIENCE_S, "a complete set"
-        )
+        wait_until(lambda: main(["durability", "status", *where]) == exits.OK, PATIENCE_S, "a complete set")
+        capsys.readouterr()
         with pubsub_api.open(config_files=[where[1]]) as session:
             publisher = session.publisher(name="p")
             publisher.send_event(pubsub_api.Event(topic="a/x", table="t", key="k", action="set", value=[1, 2]))
             publisher.confirm(caches=1, timeout_s=PATIENCE_S)
-        shown = run("durability", "history", "a/#", "--json", *where)
-        assert [json.loads(line)["value"] for line in shown.out] == [[1, 2]]
+        assert [json.loads(line)["value"] for line in ask("durability", "history", "a/#", "--json")] == [[1, 2]]
         heard = run("subscribe", "a/#", "--durability", "persistent", "--count", "1", "--json", *where)
         assert [json.loads(line)["value"] for line in heard.out if "value" in line] == [[1, 2]]
-        (status,) = [json.loads(line) for line in run("durability", "status", "--json", *where).out]
+        (status,) = [json.loads(line) for line in ask("durability", "status", "--json")]
         assert status["name_spaces"][0]["master"] == "n1"
         assert status["name_spaces"][0]["samples"] == 1
-        (snapshot,) = [json.loads(line) for line in run("durability", "snapshot", "#", "--json", *where).out]
+        (snapshot,) = [json.loads(line) for line in ask("durability", "snapshot", "#", "--json")]
         with SampleStore(snapshot["snapshot"]) as store:
             assert len(stored_samples(store)) == 1
         with open_nb(f"sqlite://{tmp_path}/objects.db") as nb:
             revision = nb.create("port", "p1", 1, topic="tenant-7")
-        made = run("durability", "checkpoint", "#", "--db", f"sqlite://{tmp_path}/objects.db", "--json", *where)
-        assert json.loads(made.out[0]) == {
+        (made,) = ask("durability", "checkpoint", "#", "--db", f"sqlite://{tmp_path}/objects.db", "--json")
+        assert json.loads(made) == {
             "revision": revision, "objects": 1, "published": 1, "deleted": 0, "pages": 1,
         }  # fmt: skip
         database = f"sqlite://{tmp_path}/objects.db"
@@ -74,13 +83,11 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         refused = run("durability", "delete", "a/#", *where)
         assert refused.process.returncode == exits.USAGE
         assert "would delete the history of a/#, 1 samples now, in all services" in refused.errors
-        (shown_only,) = [
-            json.loads(line) for line in run("durability", "delete", "a/#", "--dry-run", "--json", *where).out
-        ]
+        (shown_only,) = [json.loads(line) for line in ask("durability", "delete", "a/#", "--dry-run", "--json")]
         assert shown_only["dry_run"]
-        assert len(run("durability", "history", "a/#", *where).out) == 1
-        assert run("durability", "delete", "a/#", "--yes", *where).process.returncode == exits.OK
-        assert run("durability", "history", "a/#", *where).out == []
+        assert len(ask("durability", "history", "a/#")) == 1
+        ask("durability", "delete", "a/#", "--yes")
+        assert ask("durability", "history", "a/#") == []
         service.process.send_signal(signal.SIGTERM)
         assert service.wait() == exits.OK
     with SampleStore(tmp_path / "durability.db") as store:

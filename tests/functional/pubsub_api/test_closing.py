@@ -18,7 +18,7 @@ from tests.helpers.service_nodes import Host
 from tests.helpers.waiting import WAIT_S, wait_until
 
 SENDERS = 4
-ROUNDS = {"memory": 8, "redis": 4, "zmq": 4}
+ROUNDS = {"memory": 4, "redis": 4, "zmq": 4}
 """More where a round is quick: a round meets the moment by chance."""
 
 SENT_MAX = 5000

@@ -159,10 +159,9 @@ def test_every_case_delivers_everything(driver: str) -> None:
 def test_loads_can_be_paced_and_spread() -> None:
     with catalog.transport("zmq") as transport:
         load = Load(EVENTS, topics=10, rate=5000, stamped=True, subscribers=3, processes=2)
-        for case in (transport.plain, transport.rest["tuned"], transport.ours):
-            done = run(case, load, LatencySink)
-            assert [len(finding["latencies_ns"]) for finding in done.findings] == [EVENTS] * 3
-            assert list(done.sent_ns) == sorted(done.sent_ns)
+        done = run(transport.ours, load, LatencySink)
+        assert [len(finding["latencies_ns"]) for finding in done.findings] == [EVENTS] * 3
+        assert list(done.sent_ns) == sorted(done.sent_ns)
 
 
 @pytest.mark.chaos

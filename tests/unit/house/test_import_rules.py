@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.helpers import source_trees
 from tests.helpers.paths import ROOT
 
 
@@ -103,17 +104,17 @@ _PURITY = {
     **dict.fromkeys(("oslo_config", "stevedore", "msgpack", "rich"), "the core needs msgspec and nothing else"),
 }
 
-_DYNAMIC = ("__import__", "import_module", "importlib.import_module")
+_DYNAMIC = ("__import__", "import_module")
 
 
 def is_within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """``(line, full dotted name)`` of everything that the source imports, wherever in the file it does so."""
+def imports(tree: ast.Module, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """``(line, full dotted name)`` of everything that a source file imports, wherever in the file it does so."""
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +125,8 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[t
 
 
 def _is_import(call: ast.Call) -> bool:
-    return ast.unparse(call.func) in _DYNAMIC
+    function = call.func
+    return (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)) in _DYNAMIC
 
 
 def _resolve(node: ast.ImportFrom, package: str) -> str:
@@ -135,12 +137,11 @@ def _resolve(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*base, node.module] if node.module else base)
 
 
-def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """One sentence per import of the module that breaks a rule."""
+def violations(module: str, found: Iterable[tuple[int, str]]) -> list[str]:
+    """One sentence per import of the module that breaks a rule; ``found`` is what it imports."""
     layer = max((name for name in LAYERS if is_within(module, name)), key=len, default=None)
     if layer is None:
         return [f"{module}: the package {module.partition('.')[0]!r} has no layer; give it a row in LAYERS"]
-    found = imports(source, module, is_package=is_package)
     return [f"{module}:{line}: import of {name}: {why}" for line, name in found if (why := _objection(layer, name))]
 
 
@@ -178,7 +179,7 @@ def reached(start: str, sources: Mapping[str, pathlib.Path]) -> set[str]:
 
 @functools.cache
 def _imports_of(module: str, path: pathlib.Path) -> Sequence[tuple[int, str]]:
-    return list(imports(path.read_text(), module, is_package=path.name == "__init__.py"))
+    return list(imports(source_trees.parse([path])[path], module, is_package=path.name == "__init__.py"))
 
 
 def _module_of(name: str, modules: Iterable[str]) -> str | None:
@@ -189,23 +190,24 @@ def _module_of(name: str, modules: Iterable[str]) -> str | None:
 
 
 def _source_files() -> list[pathlib.Path]:
+    """Relative to the root of the checkout."""
     packages = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "drivers"}  # it has another name
     named = {ROOT / name.partition(".")[0] for name in LAYERS}
-    return sorted(path for package in packages | named for path in package.rglob("*.py"))
+    return sorted(path.relative_to(ROOT) for package in packages | named for path in package.rglob("*.py"))
 
 
 def _module_name(path: pathlib.Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("top", sorted({path.relative_to(ROOT).parts[0] for path in _source_files()}))
+@pytest.mark.parametrize("top", sorted({path.parts[0] for path in _source_files()}))
 def test_imports_follow_the_arrows(top: str) -> None:
     broken = [
         sentence
         for path in _source_files()
-        if path.relative_to(ROOT).parts[0] == top
-        for sentence in violations(path.read_text(), _module_name(path), is_package=path.name == "__init__.py")
+        if path.parts[0] == top
+        for sentence in violations(_module_name(path), _imports_of(_module_name(path), path))
     ]
     assert not broken, "\n" + "\n".join(broken)
 
@@ -276,9 +278,13 @@ def test_what_is_reached_goes_through_other_modules(tmp_path: pathlib.Path) -> N
     ],
 )
 def test_the_checker_catches(module: str, statement: str, reason: str) -> None:
-    [sentence] = violations(statement, module)
+    [sentence] = violations_of(statement, module)
     assert reason in sentence
     assert sentence.startswith(module)
+
+
+def violations_of(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    return violations(module, imports(ast.parse(source), module, is_package=is_package))
 
 
 def test_the_checker_accepts_what_is_right() -> None:
@@ -288,12 +294,15 @@ def test_the_checker_accepts_what_is_right() -> None:
         from .errors import FrameError
         from . import topics
     """
-    assert violations(textwrap.dedent(source), "pubsub_api.core.gaps") == []
-    assert violations("from .frame import pack", "pubsub_api.core", is_package=True) == []
-    assert violations("import zmq\nfrom pubsub_api.driver import PubSubApi", "heliograph_drivers.pubsub.zmq") == []
-    assert violations("import redis, pubsub_api.testing.conformance", "tests.functional.test_redis") == []
+    assert violations_of(textwrap.dedent(source), "pubsub_api.core.gaps") == []
+    assert violations_of("from .frame import pack", "pubsub_api.core", is_package=True) == []
+    assert violations_of("import zmq\nfrom pubsub_api.driver import PubSubApi", "heliograph_drivers.pubsub.zmq") == []
+    assert violations_of("import redis, pubsub_api.testing.conformance", "tests.functional.test_redis") == []
 
 
 def test_the_checker_resolves_relative_imports() -> None:
-    assert list(imports("from ..b import c\nfrom . import d", "top.a.module")) == [(1, "top.b.c"), (2, "top.a.d")]
-    assert list(imports("from .b import c", "top.a", is_package=True)) == [(1, "top.a.b.c")]
+    assert list(imports(ast.parse("from ..b import c\nfrom . import d"), "top.a.module")) == [
+        (1, "top.b.c"),
+        (2, "top.a.d"),
+    ]
+    assert list(imports(ast.parse("from .b import c"), "top.a", is_package=True)) == [(1, "top.a.b.c")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import os
 import pathlib
 import re
@@ -67,17 +66,9 @@ def python_files() -> list[pathlib.Path]:
     return [path for path in text_files() if path.suffix == ".py"]
 
 
-@functools.cache
 def trees() -> dict[pathlib.Path, ast.Module]:
     """File -> its syntax tree."""
     return source_trees.parse(python_files())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _trees_are_forgotten() -> Iterator[None]:
-    """A million objects, which nobody else in this process needs."""
-    yield
-    trees.cache_clear()
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -15,7 +15,7 @@ from pubsub_api import Event
 from tests.helpers.cache_model import CacheMachine, held
 
 TestAnyInterleaving = CacheMachine.TestCase
-TestAnyInterleaving.settings = settings(max_examples=300, stateful_step_count=30)
+TestAnyInterleaving.settings = settings(max_examples=80, stateful_step_count=30)
 
 
 # -- one behaviour, one test

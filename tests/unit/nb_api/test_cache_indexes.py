@@ -130,9 +130,9 @@ class SelectingMachine(IndexMachine):
 
 
 TestIndexes = IndexMachine.TestCase
-TestIndexes.settings = settings(max_examples=100, stateful_step_count=30)
+TestIndexes.settings = settings(max_examples=35, stateful_step_count=30)
 TestSelections = SelectingMachine.TestCase
-TestSelections.settings = settings(max_examples=150, stateful_step_count=30)
+TestSelections.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 # -- one behaviour, one test

@@ -400,7 +400,9 @@ class World:
                 self.tokens.append(token)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(20, 200))]
+)
 def test_there_are_never_two_leaders_and_in_the_end_there_is_one(seed: int) -> None:
     world = World(seed, nodes=2 + seed % 4)
     world.run(600)

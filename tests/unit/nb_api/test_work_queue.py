@@ -475,4 +475,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestAnyOrder = QueueMachine.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=40)

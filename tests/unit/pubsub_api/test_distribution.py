@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from tests.helpers.distribution import LONGEST, SPARK_REST, SPARK_STREAMS, UnitScheduling, place_of, unit_of
+from tests.helpers.distribution import CODE, LONGEST, SPARK_REST, SPARK_STREAMS, UnitScheduling, place_of, unit_of
 from tests.helpers.paths import ROOT
 
 FILES = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")]
@@ -16,9 +16,10 @@ def test_what_is_said_to_take_long_is_there() -> None:
     assert set(LONGEST) <= {unit_of(file) for file in FILES}
 
 
-def test_the_tests_of_a_file_stay_together_and_those_of_spark_are_two_units() -> None:
+def test_the_tests_of_a_file_stay_together_and_those_that_share_more_are_few_units() -> None:
     assert unit_of("tests/unit/test_a.py::TestB::test_c[d::e]") == "tests/unit/test_a.py"
     assert {unit_of(file) for file in FILES if file.startswith("tests/spark/")} == {SPARK_STREAMS, SPARK_REST}
+    assert sum(unit_of(file) == CODE for file in FILES) == 4
 
 
 class Process:

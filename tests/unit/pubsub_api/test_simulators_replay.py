@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SEEDS = 12
+SEEDS = 6
 
 
 @pytest.mark.parametrize("package", ["pubsub_api", "durability_service", "shared_subscriptions"])

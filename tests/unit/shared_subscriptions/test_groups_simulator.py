@@ -15,7 +15,7 @@ from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
-SEEDS = 40
+SEEDS = 25
 """`./run chaos` has many more."""
 
 
@@ -157,6 +157,11 @@ class RenewsWhateverTheTime(Leader):
         return member is not None
 
 
+FOUND_AT = {BelievesStrangers: 12, KeepsItsLeaseTooLong: 36, HoldsForTheClaimTime: 14, RenewsWhateverTheTime: 14}
+"""The seed to begin with, for broken cores that only one of many seeds finds.  When seeds come to mean other runs, the
+tests take longer and do not fail."""
+
+
 @pytest.mark.parametrize(
     ("cores", "profile", "invariants"),
     [
@@ -180,6 +185,7 @@ class RenewsWhateverTheTime(Leader):
 )
 def test_the_oracle_notices(cores: Cores, profile: str, invariants: tuple[str, ...]) -> None:
     """A core that breaks a rule is caught within a few seeds, by one of the invariants that the rule serves."""
-    failures = run_seeds(0, 200, profile=PROFILES[profile], cores=cores, is_first_enough=True)
+    first = max(FOUND_AT.get(part, 0) for part in vars(cores).values())
+    failures = run_seeds(first, 200, profile=PROFILES[profile], cores=cores, is_first_enough=True)
     assert failures
     assert failures[0].what.startswith(invariants)
