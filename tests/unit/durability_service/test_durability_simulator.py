@@ -24,7 +24,7 @@ from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.expiry import Expiry
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
-from durability_service.testing.simulator import PROFILES, SimulationFailure, run_seeds, simulate
+from durability_service.testing.simulator import PROFILES, SimulationFailure, profile_of, run_seeds, simulate
 from pubsub_api.core.clock import HybridClock
 
 SEEDS = 50
@@ -37,7 +37,7 @@ def test_no_seed_breaks_an_invariant() -> None:
 
 
 def test_every_profile_is_among_the_seeds() -> None:
-    assert {simulate(seed).profile for seed in range(len(PROFILES) - 2)} == set(PROFILES) - {"crowd", "multitude"}
+    assert {profile_of(seed).name for seed in range(SEEDS)} >= set(PROFILES) - {"crowd", "multitude"}
 
 
 def test_a_seed_replays_to_the_last_line() -> None:
@@ -47,7 +47,7 @@ def test_a_seed_replays_to_the_last_line() -> None:
 
 def test_twenty_services_move_the_data_once() -> None:
     """Requests are combined, so the set goes out to all of them, not to each."""
-    report = simulate(12, PROFILES["crowd"])
+    report = simulate(2, PROFILES["crowd"])
     assert report.services >= 20
     assert report.samples_moved < report.services * report.writes / 4
 
