@@ -45,7 +45,9 @@ class Batcher:
         self._backlog_bytes_max = backlog_bytes_max
         self._on_sent = on_sent
         self.lock = threading.Lock()
-        """Guards the core and the sender."""
+        """Guards the core and the sender.  Taken by ``with``, since after a call of `acquire` an interrupt, such as
+        Ctrl-C, may come before the ``try`` and leave it held.  So who does not want to wait looks first whether it is
+        held; once in a while it is taken by another thread in between, and then this one waits for that."""
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self.is_asleep = False
@@ -70,9 +72,9 @@ class Batcher:
 
     def send_alone(self, stream: OutStream, encoded: bytes, stamp: int) -> bool:
         """Send an event that nothing is queued before, the short way.  False when it has to be queued after all."""
-        if not self.lock.acquire(blocking=False):
+        if self.lock.locked():
             return False
-        try:
+        with self.lock:
             if stream.pending or self.is_closed:
                 return False
             core = self.core
@@ -86,8 +88,6 @@ class Batcher:
                 if sender.last_failure is not None:
                     sender.accepted()
             core.keep(stream, frame, 1, time.monotonic(), stamp)
-        finally:
-            self.lock.release()
         return True
 
     def queue(self, stream: OutStream, encoded: Sequence[bytes], size: int) -> None:
@@ -120,13 +120,17 @@ class Batcher:
     def flush(self, *, timeout_s: float | None, awaits_refusals: bool) -> None:
         """See `Publisher.flush`."""
         begun = time.monotonic()
-        if not self.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
+        held: list[bool] = []
         try:
+            # One call that takes the lock and notes that, so that no interrupt comes in between.
+            held.extend(map(self.lock.acquire, (True,), (-1 if timeout_s is None else timeout_s,)))
+            if not held[0]:
+                raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
             self._drain_locked()
             failure = self.sender.last_failure
         finally:
-            self.lock.release()
+            if held and held[0]:
+                self.lock.release()
         try:  # not under the lock: others may send meanwhile
             if awaits_refusals:
                 rest_s = None if timeout_s is None else max(0.0, begun + timeout_s - time.monotonic())
@@ -144,11 +148,9 @@ class Batcher:
     # -- handing over to the transport
 
     def try_drain(self) -> None:
-        if self.lock.acquire(blocking=False):
-            try:
+        if not self.lock.locked():
+            with self.lock:
                 self._drain_locked()
-            finally:
-                self.lock.release()
         elif self.is_asleep:
             self.wake()
 
