@@ -28,6 +28,7 @@ from durability_service.core.sets.batches import (
     unpack,
 )
 from durability_service.core.sets.samples import DIGEST_BYTES, Sample, bucket_of
+from pubsub_api.core.errors import UndecodableBody
 
 SCHEMA = (
     """CREATE TABLE bucket (
@@ -188,10 +189,21 @@ def read(db: sqlite3.Connection, generation: int, number: int) -> SampleBatch:
 
 
 def summaries(db: sqlite3.Connection, generation: int) -> dict[int, BucketSummary]:
-    """What is in each bucket that is not empty."""
+    """What is in each bucket that is not empty.  Raises UndecodableBody for one that only seems to be empty; other
+    damage is found when the bucket is read."""
     rows = db.execute("SELECT number, substr(content, 1, ?) FROM bucket WHERE generation = ?", (HEAD_BYTES, generation))
-    found = ((number, summary(head)) for number, head in rows)
+    found = ((number, _summary(head)) for number, head in rows)
     return {number: one for number, one in found if one.samples}
+
+
+def _summary(head: bytes) -> BucketSummary:
+    try:
+        found = summary(head)
+    except IndexError as error:
+        raise UndecodableBody("a batch of samples ends too early") from error
+    if not found.samples:
+        from_content(head)  # one that is empty is not longer
+    return found
 
 
 def count(db: sqlite3.Connection, generation: int, *, buckets: int) -> int:

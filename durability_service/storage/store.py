@@ -9,7 +9,8 @@ Operations are done in order, in transactions that are durable (``synchronous=FU
 newest retired generation stays for inspection; older ones are purged in small steps.
 
 A process that has a file open can still write to it after it was removed or replaced, and no other process sees that.
-So nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
+So nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead, or
+when the file of the lock is not there any more: without it another service can open the store.
 
 Used by two threads at a time: one writes, and one reads buckets (`SampleStore.read`) on a connection of its own, so
 that it waits for no transaction.  A lock on a file beside the store keeps other services out.  `sqlite3` errors leave
@@ -96,7 +97,8 @@ class SampleStore(Closeable):
             self._db = self._connect(busy_timeout_s)
             undo.callback(self._db.close)
             self._prepare()
-            self._files = {path: files.identity_of(path) for path in self._paths() if path.exists()}
+            watched = (*self._paths(), store_lock.path_of(self.path))
+            self._files = {path: files.identity_of(path) for path in watched if path.exists()}
             self._reading = self._connect(busy_timeout_s)
             undo.callback(self._reading.close)
             self._reading.execute("PRAGMA query_only=ON")

@@ -14,12 +14,17 @@ IN_USE = "the store {} is used by another service: give each its own [durability
 _PAUSE_S = 0.05
 
 
+def path_of(path: pathlib.Path) -> pathlib.Path:
+    """The file that is locked.  While somebody has the lock it must stay: whoever finds none makes another."""
+    return path.with_name(f"{path.name}-lock")
+
+
 def take(path: pathlib.Path, timeout_s: float) -> int:
     """The descriptor of a lock that only one service has.  It ends with the process, however that ends.
 
     Raises StoreInUse.
     """
-    descriptor = files.open_private(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT)
+    descriptor = files.open_private(path_of(path), os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -268,9 +268,9 @@ class SampleSet:
         return self._remove(self.is_deleted, [self._buckets[number] for number in numbers])
 
     def sweep(self, number: int, before: int) -> list[Sample]:
-        """Forget, in one bucket, instances whose deletion is older than ``before``, and deletions of history so old.
-        Returns the samples that went."""
-        for old in [one for one in self._deletions if one.timestamp < before]:
+        """Forget, in one bucket, instances whose deletion is older than ``before``, and deletions of history so old,
+        unless what they cover may still be here.  Returns the samples that went."""
+        for old in [one for one in self._deletions if one.timestamp < before and not self.is_cleaning]:
             self._deletions.discard(old)
             self._total = (self._total - old.digest) % DIGEST_MODULUS
         if not self._deletions:

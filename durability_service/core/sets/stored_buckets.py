@@ -5,7 +5,8 @@ A bucket on disk is a *row*, a batch.  In memory it has
 
 * what a set must know of every bucket at any time: digest, number of samples, the first deletion;
 * its *changes*: the instances that are not what they are in the row.  They are durable, as changes in the store, but
-  finding them there would be slow, so they stay until the bucket is written anew.  Samples that are never on disk stay;
+  finding them there would be slow, so they stay until the bucket is written anew.  Samples that are never on disk stay,
+  and do not count: nothing that is written makes room for them;
 * the content of its row, packed and perhaps spread out, as long as `BucketMemory` has room for it.
 
 `BucketMemory` bounds both kinds for all name-spaces of a service together.  The content of rows is given up bucket by
@@ -269,11 +270,11 @@ class StoredBucket:
         self.digest = (self.digest + digest) % DIGEST_MODULUS
         self._count += count
         before = self._changes.get(instance)
-        self._note_changes(_size(samples) - (0 if before is None else _size(before)))
         self._changes[instance] = samples
         if samples and samples[0].is_delete:
             self._note_delete(samples[0].timestamp)
         if self._shelf.is_stored(instance[0]):
+            self._note_changes(_size(samples) - (0 if before is None else _size(before)))
             self._shelf.changed.setdefault(self._number)
 
     def _note_delete(self, timestamp: int) -> None:
@@ -287,24 +288,24 @@ class StoredBucket:
         """Hold what is in a batch; it was empty."""
         if all(map(self._shelf.is_stored, batch.topics)):
             self.digest, self._count = batch.digest, batch.count
-            self._stand_on(batch, None)
+            self._stand_on(batch, None, {})
             self._shelf.changed.setdefault(self._number)
             return
         for instance, samples in by_instance(unpack(batch)).items():
             self.put(instance, samples, 0, len(samples))
         self.digest = batch.digest
 
-    def _stand_on(self, content: SampleBatch, spread: dict[InstanceKey, tuple[Sample, ...]] | None) -> None:
-        """This is the row from now on; it has the changes that belong there."""
-        left = {
-            instance: samples
-            for instance, samples in self._changes.items()
-            if samples and not self._shelf.is_stored(instance[0])
-        }
-        self._note_changes(sum(map(_size, left.values())) - self._changes_bytes)
-        self._changes = left
+    def _stand_on(
+        self,
+        content: SampleBatch,
+        spread: dict[InstanceKey, tuple[Sample, ...]] | None,
+        beside: dict[InstanceKey, tuple[Sample, ...]],
+    ) -> None:
+        """This is the row from now on; what the bucket has ``beside`` it is never on disk."""
+        self._note_changes(-self._changes_bytes)
+        self._changes = beside
         self._first_delete = content.first_delete
-        for samples in left.values():
+        for samples in beside.values():
             if samples[0].is_delete:
                 self._note_delete(samples[0].timestamp)
         self._row, self._content, self._spread, self._is_new = (content.digest, content.count), content, spread, True
@@ -314,9 +315,12 @@ class StoredBucket:
         """What its row is to be from now on.  Call `written` when it is durable."""
         if not self._is_new or self._changes:
             is_stored, was_spread = self._shelf.is_stored, self._spread is not None
-            found = {one: samples for one, samples in self.instances().items() if is_stored(one[0])}
+            instances = self.instances()
+            found = {one: samples for one, samples in instances.items() if is_stored(one[0])}
+            # Also of the row: its topics may have been for the disk in an earlier run only.
+            beside = {one: samples for one, samples in instances.items() if one not in found}
             content = pack(list(itertools.chain.from_iterable(found.values())))
-            self._stand_on(content, found if was_spread else None)
+            self._stand_on(content, found if was_spread else None, beside)
         assert self._content is not None
         self._is_new = False
         self._writing += 1

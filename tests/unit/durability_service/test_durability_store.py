@@ -252,6 +252,31 @@ def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
             store.read("orders", number)
 
 
+@pytest.mark.parametrize("harm", ["a bit", "cut off"])
+def test_a_damaged_bucket_is_not_taken_for_an_empty_one(tmp_path: pathlib.Path, harm: str) -> None:
+    """It would not be missed: what a set has is what the heads of its buckets say."""
+    with SampleStore(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        ((row, content),) = database.execute("SELECT id, content FROM bucket").fetchall()
+        count_at = next(at for at in range(HEAD_BYTES) if content[at : at + 1] == b"\x01" and at > 3)
+        damaged = content[:8] if harm == "cut off" else content[:count_at] + b"\x00" + content[count_at + 1 :]
+        assert harm == "cut off" or summary(damaged).samples == 0
+        database.execute("UPDATE bucket SET content = ? WHERE id = ?", (damaged, row))
+    database.close()
+    with SampleStore(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged|too early"):
+        store.restored()
+
+
+def test_without_the_file_of_its_lock_nothing_is_reported_as_durable(tmp_path: pathlib.Path) -> None:
+    """Another service can open the store then."""
+    with SampleStore(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+        (tmp_path / "store.db-lock").unlink()
+        with SampleStore(tmp_path / "store.db"), pytest.raises(StoreFailed, match="lock is gone|lock was replaced"):
+            store.do([Apply("orders", [sample(2)], [])])
+
+
 @pytest.mark.parametrize("buckets", [1, 2, 3, 16])
 def test_a_set_that_is_kept_in_another_number_of_buckets_is_written_anew(tmp_path: pathlib.Path, buckets: int) -> None:
     samples = [sample(number) for number in range(60)]

@@ -12,7 +12,7 @@ from durability_service.core.keeping.holding import Holding
 from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy
 from durability_service.core.sets.batches import pack, spread, unpack
 from durability_service.core.sets.sample_set import Deletion, SampleSet
-from durability_service.core.sets.samples import Sample, bucket_of, make_sample
+from durability_service.core.sets.samples import DIGEST_MODULUS, Sample, bucket_of, digest_value, make_sample
 from durability_service.core.sets.stored_buckets import BucketMemory
 from durability_service.core.settings import ServiceSettings, TopicRules
 from durability_service.protocol import HISTORY, Ask
@@ -223,6 +223,50 @@ def test_a_bucket_that_became_empty_is_not_looked_for_in_a_new_generation() -> N
     assert service.set.get(instance) == ()
     service.add(sample(2, key="k1"))
     assert [one.number for one in service.set] == [2]
+
+
+def test_what_is_not_kept_on_disk_any_more_leaves_the_disk_only() -> None:
+    """The rules were others in an earlier run."""
+    before = Service(rules=TopicRules())
+    before.add(*(sample(number, topic) for number in range(1, 30) for topic in ("a", "memory")))
+    before.settle()
+    service = Service(disk=before.disk)
+    service.set.put(sample(1, "memory").instance, ())
+    for number in range(100, 400):
+        service.add(sample(number, key=f"k{number % 20}"))
+        service.settle()
+    held = sorted(service.set)
+    assert len(held) == service.set.count
+    assert sum(digest_value(one.digest) for one in held) % DIGEST_MODULUS == digest_value(service.set.digest)
+    assert len([one for one in held if one.topic == "memory"]) == 28
+    assert {one.topic for one in Service(disk=service.disk).set} == {"a"}
+
+
+def test_what_is_never_on_disk_does_not_have_buckets_written() -> None:
+    service = Service(hot_bytes=100_000)
+    service.add(*(sample(number, "memory") for number in range(1, 300)))
+    written = 0
+    for number in range(1000, 1300):
+        operations = service.held.change(*service.held.add([sample(number, key=f"k{number % 200}")]))
+        written += sum(len(one.batches) for one in operations if isinstance(one, Apply))
+        service.do(operations)
+        service.settle()
+    assert written < 100
+
+
+def test_a_deletion_is_not_forgotten_before_what_it_covers_is_gone() -> None:
+    """As when a service was stopped soon after the deletion, and started when that was older than any is remembered."""
+    service = Service(rules=TopicRules())
+    service.add(*map(sample, range(1, 50)))
+    service.settle()
+    service.set.delete(Deletion("#", 100))
+    service.set.sweep(0, 1000)
+    while service.set.is_cleaning:
+        service.set.clean_some(1)
+        service.set.sweep(0, 1000)
+    assert service.set.count == 0
+    service.set.sweep(0, 1000)
+    assert not service.set.deletions
 
 
 def test_a_row_that_is_not_what_was_written_is_found_when_it_is_read() -> None:
