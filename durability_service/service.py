@@ -110,6 +110,7 @@ class DurabilityService(Closeable):
         self._questions = ServiceQuestions(
             self._core, self._lock, self.ranges, self._actions,
             step=self._step, catch_up=self._feed_recorded, status=self.status, on_unreadable=self._on_unreadable,
+            has_failed=lambda: self._is_store_lost,
             frame=frame, guid=guid, reply_bytes_max=reply_bytes_max(conf), admin_key=admin_key,
         )  # fmt: skip
         self._bus = PeerBus(
@@ -213,7 +214,7 @@ class DurabilityService(Closeable):
 
     def _step(self, event: Event) -> None:
         with self._lock:
-            if isinstance(self._failure, StoreFailed):
+            if self._is_store_lost:
                 return  # the core may be in the middle of something
             try:
                 effects = self._core.step(time.monotonic(), time.time_ns(), event)
@@ -247,6 +248,9 @@ class DurabilityService(Closeable):
             self._send_all()
             if self._is_closed:
                 return
+            if self._is_store_lost:
+                self._wakeup.wait(_IDLE_S)
+                continue
             self._look_for_late_events()
             with self._lock:
                 missing = self._live.take_missing(time.monotonic())
@@ -331,6 +335,11 @@ class DurabilityService(Closeable):
     def _on_failure(self, error: DurabilityError) -> None:
         self._failure = error
         self._ended.set()
+
+    @property
+    def _is_store_lost(self) -> bool:
+        """Nothing is done or answered any more: whoever waits for the service closes it."""
+        return isinstance(self._failure, StoreFailed)
 
     def _store_moved(self) -> float | None:
         return self._writer.moved_at if self._writer and self._writer.lag else None

@@ -31,7 +31,8 @@ class ServiceQuestions:
     """Any thread may ask; answers are made under ``lock``, the service's.
 
     ``step`` gives the core an event, ``catch_up`` gives it all that has come, ``status`` is that of the service;
-    ``on_unreadable`` is called when what is on disk of a set cannot be read.
+    ``on_unreadable`` is called when what is on disk of a set cannot be read.  When the service ``has_failed``, readers
+    are not answered: they turn to another.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ServiceQuestions:
         catch_up: Callable[[], None],
         status: Callable[[], ServiceStatus],
         on_unreadable: Callable[[Exception], None],
+        has_failed: Callable[[], bool],
         frame: FrameSettings,
         guid: bytes,
         reply_bytes_max: int,
@@ -58,6 +60,7 @@ class ServiceQuestions:
         self._catch_up = catch_up
         self._status = status
         self._on_unreadable = on_unreadable
+        self._has_failed = has_failed
         self._frame = frame
         self._guid = guid
         self._node = core.settings.node
@@ -91,8 +94,10 @@ class ServiceQuestions:
                 durable = [position for position in held if self._core.keeps_fully(ask.wants[position].topic)]
                 return self._responder.pack(ask.id, Found(held=held, durable=durable), time.time_ns(), ask.scope)
             answer = Answer(id=ask.id, responder=self._node, parts=1)
-            if ask.domain == self._core.settings.domain and ask.to in ("", self._node):
+            if ask.domain == self._core.settings.domain and ask.to in ("", self._node) and not self._has_failed():
                 self._fill_in(answer, ask)
+            if self._has_failed():
+                return ()
         return (protocol.pack_answer(answer, self._guid, time.time_ns(), self._frame.key),)
 
     def _held(self, ask: Ask) -> list[int]:

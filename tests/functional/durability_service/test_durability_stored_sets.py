@@ -113,5 +113,6 @@ def test_a_bucket_that_is_not_what_was_written_ends_the_service(local: Domain, *
     database.close()
     with local.client() as client:
         client.history(["#"], timeout_s=0.5)
-    with pytest.raises(StoreFailed, match="not what was written" if is_whole else "damaged"):
-        local.services["a"].wait(TIMEOUT_S)
+        with pytest.raises(StoreFailed, match="not what was written" if is_whole else "damaged"):
+            local.services["a"].wait(TIMEOUT_S)
+        assert client.status(timeout_s=0.5) == [], "who has failed answers nobody"
