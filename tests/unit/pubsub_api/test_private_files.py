@@ -39,6 +39,7 @@ NOT_OURS = {
     "durable_log/testing/log_conformance/sealing.py": "damages files that are there",
     "heliograph/main.py": "opens /dev/null",
     "heliograph/pipeline/audit.py": "a report, where and as the user wants it",
+    "heliograph/demo/recording.py": "a picture, where and as the user wants it",
     "heliograph/demo/runner.py": "in a temporary directory of its own",
     "heliograph/option_reference.py": "a page of the documentation, which everyone may read",
     "pubsub_api/runtime/files.py": "the one that does it right",
