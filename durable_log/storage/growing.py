@@ -48,8 +48,11 @@ class GrowingLog(LogApi):
     def find_shards(self, made_with: int = 0) -> None:
         """Learn how many shards there are now.  ``made_with`` is for the first time.  Raises LogUnavailable,
         LogCorrupt."""
+        # Not as many as were found last: an older copy of the log may have been put in its place.  Before the record is
+        # read, which comes in the same transaction as more shards.
+        made_with = made_with or len(self.stored_states())
         record = self.get_record(shard_map.RECORD)
-        self.shard_map = shard_map.decode(made_with or self.shards, record and record.value)
+        self.shard_map = shard_map.decode(made_with, record and record.value)
 
     def check_wanted_shards(self, place: str) -> None:
         """Raises InvalidConfig when ``[log] shards`` is neither what the log has nor what it had before it grew."""
@@ -73,6 +76,7 @@ class GrowingLog(LogApi):
         while True:
             self.find_shards()
             if shards == self.shards:
+                self.note_shards(shards)  # who was killed may have said another number
                 return False
             self.shard_map.grown(shards, ())  # raises what is wrong, before anything is changed
             self.note_shards(shards)
@@ -80,6 +84,8 @@ class GrowingLog(LogApi):
             if grown is not None:
                 self.shard_map = grown
                 return True
+            self.find_shards()
+            self.note_shards(self.shards)  # somebody was faster, and perhaps not with the same number
 
     def check_shard(self, shard: int) -> None:
         """Raises UsageError when there is no such shard."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
 import time
+
+import pytest
 
 import durable_log
 import durable_log.loading
@@ -12,13 +15,16 @@ import pubsub_api
 from durable_log.log_api import shard_of
 from durable_log.recording.recorder import Recorder
 from durable_log.segments.compaction import SegmentCompactor
+from durable_log.segments.ownership import read_mark
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
+from durable_log.storage.shard_map import ShardMap
 from durable_log.testing.sources import Source, read_events
 from durable_log.transfer.exporting import export
 from durable_log.transfer.importing import import_file, try_import
 from durable_log.upkeep.repairing import repair
 from durable_log.upkeep.verifying import verify
+from pubsub_api.errors import UsageError
 from shared_subscriptions import groups, redriving
 from shared_subscriptions.consuming.subscriber import GroupSubscriber
 from tests.helpers.group_nodes import groups_conf
@@ -194,3 +200,50 @@ def test_files_keep_the_order_of_a_log_that_has_grown(tmp_path: pathlib.Path) ->
         assert import_file(log, tmp_path / "events.jsonl").events == 4 * len(TOPICS)
         for topic in TOPICS:
             assert [one.number for one in read_events(log) if one.event.topic == topic] == [1, 2, 3, 4]
+
+
+def test_who_has_a_log_open_goes_on_when_a_copy_from_before_it_grew_is_put_back(tmp_path: pathlib.Path) -> None:
+    """The same file goes on to be used, with fewer shards than the writer knows."""
+    source, path = Source(), tmp_path / "log.db"
+    with opened(f"sqlite://{path}?shards=2") as log:
+        log.append([source.frame(topic) for topic in TOPICS])
+        with (
+            contextlib.closing(sqlite3.connect(path)) as present,
+            contextlib.closing(sqlite3.connect(":memory:")) as old,
+        ):
+            present.backup(old)
+            log.set_shards(4)
+            old.backup(present)
+        log.append([source.frame(topic) for topic in TOPICS])
+        assert [one.after for one in log.state()] == [(), ()]
+        assert len(read_events(log)) == 2 * len(TOPICS)
+        assert log.set_shards(4)
+        log.append([source.frame(topic) for topic in TOPICS])
+        assert len(read_events(log)) == 3 * len(TOPICS)
+
+
+def test_of_two_who_want_other_numbers_of_shards_the_slower_one_leaves_nothing_behind(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where segments are is said how many shards the log has: a wrong number would keep it from being repaired."""
+    url, source = f"sqlite://{tmp_path}/log.db?shards=2", Source()
+    with opened(url) as log, opened(url) as slower:
+        log.append([source.frame(topic) for topic in TOPICS])
+        seal(log)
+        add_shards = slower.add_shards
+
+        def add_after_the_other(found: ShardMap, shards: int) -> ShardMap | None:
+            log.set_shards(4)
+            return add_shards(found, shards)
+
+        monkeypatch.setattr(slower, "add_shards", add_after_the_other)
+        with pytest.raises(UsageError, match="4 shards"):
+            slower.set_shards(6)
+        mark = read_mark(log.segment_store)
+        assert mark is not None
+        assert mark.shards == 4
+        log.note_shards(12)  # and is killed
+        assert not slower.set_shards(4)
+        mark = read_mark(log.segment_store)
+        assert mark is not None
+        assert mark.shards == 4
