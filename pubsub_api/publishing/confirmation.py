@@ -61,9 +61,13 @@ class Confirmer:
         """The same -> those that hold it durably."""
         self._next_id = 1
         end.initialize(self)
-        for address in addresses:
-            end.register_listen_address(address)
+        self.listen_to(addresses)
         end.daemonize()
+
+    def listen_to(self, addresses: Sequence[str]) -> None:
+        """Ask there as well from now on: a cache that was started anew may have another address."""
+        for address in addresses:
+            self._end.register_listen_address(address)
 
     def confirm(
         self, wants: Sequence[Want], needed: Needed, *, timeout_s: float, resend: Callable[[Sequence[Want]], None]
@@ -181,6 +185,7 @@ class Confirmation:
                     self._settings,
                     addresses=self._driver.listen_addresses() if addresses is None else addresses,
                 )
+        self._confirmer.listen_to(addresses or ())
         wants = [
             Want(core.guid, topic, self._confirmed.get(topic, 0) + 1, head)
             for topic, head in heads.items()

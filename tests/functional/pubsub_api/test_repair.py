@@ -321,6 +321,15 @@ def test_history_since_a_time(bus: Bus, consumer: Consumer) -> None:
     assert consumer.versions == [3, 4, 5]
 
 
+def test_a_cache_that_was_started_anew_is_asked_where_it_is_now(bus: Bus) -> None:
+    publisher = bus.session().publisher()
+    for number in (1, 2):
+        cache = bus.session().cache(["#"], name=f"c{number}", addresses=bus.addresses(publisher))
+        publisher.send_event(event(number))
+        publisher.confirm(caches=1, timeout_s=20, addresses=bus.addresses(cache))
+        cache.close()
+
+
 def test_confirmed_publication_resends_until_the_caches_hold_it(bus: Bus) -> None:
     publisher = bus.session().publisher()
     faults = Faults(seed=5)
