@@ -11,6 +11,7 @@ import importlib.resources
 import ipaddress
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -66,6 +67,7 @@ ASSETS = {
     "icon.svg": "image/svg+xml",
 }
 _STREAM = "/stream"
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(:[0-9]*)?")
 
 MakePage = Callable[[ConsoleSources, str, Query], ConsolePage]
 MAKERS: Mapping[str, MakePage] = {
@@ -251,8 +253,8 @@ def _event(number: int, data: Mapping[str, object]) -> bytes:
 def _is_from_here(request: HttpRequest) -> bool:
     """Pages of strangers may have a link to the console, and may not put it, or its streams, into themselves: they
     could not read them, and would take the places of viewers."""
-    host = request.headers.get("host", "")
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    host = _HOST.fullmatch(request.headers.get("host", ""))
+    name = "" if host is None else host["name"].strip("[]")
     is_linked = request.headers.get("sec-fetch-dest") == "document"
     is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     return is_loopback(name) and (is_own or is_linked)

@@ -15,7 +15,8 @@ from pubsub_api.core.errors import AddressInUse, InvalidConfig
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-_REQUEST_BYTES_MAX = 16 * 1024
+HEAD_BYTES_MAX = 64 * 1024
+"""A longer head is no request: cut off, it would say less of where it comes from than was sent."""
 _REASONS = {
     200: "OK", 303: "See Other", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     409: "Conflict", 429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable",
@@ -41,23 +42,23 @@ class Page(NamedTuple):
     """Further ones."""
 
 
-NO_REQUEST = Page(400, TEXT, "this is no HTTP request\n")
+NO_REQUEST = Page(400, TEXT, "this is no HTTP request, or too large a one\n")
 READ_ONLY = Page(405, TEXT, "only GET and HEAD\n")
 
 
 def read_request(sock: socket.socket, deadline: float, *, body_bytes_max: int = 0) -> HttpRequest | None:
-    """None when nothing more comes.  ``deadline`` is by the monotonic clock.  A body that is larger, or of a length
-    that nobody tells, is no request.  Raises OSError."""
+    """None when nothing more comes.  ``deadline`` is by the monotonic clock.  A head or a body that is larger, or a
+    body of a length that nobody tells, is no request.  Raises OSError."""
     data = b""
-    while b"\r\n\r\n" not in data and len(data) < _REQUEST_BYTES_MAX:
+    while b"\r\n\r\n" not in data and len(data) < HEAD_BYTES_MAX:
         received = _receive(sock, deadline)
         if not received:
             return None
         data += received
-    told, _, body = data.partition(b"\r\n\r\n")
+    told, end, body = data.partition(b"\r\n\r\n")
     first, *rest = told.decode("latin-1").split("\r\n")
     words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/"):
+    if not end or len(words) != 3 or not words[2].startswith("HTTP/"):
         return HttpRequest("", "", "", {})
     path, _, query = words[1].partition("?")
     lines = (line.partition(":") for line in rest)

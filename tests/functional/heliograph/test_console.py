@@ -107,7 +107,8 @@ def test_nothing_but_reading_is_answered_and_only_to_names_of_this_host(db: DbAp
             assert console.get("/groups", method=method).status == 405
         assert (console.get("/nowhere").status, console.get("/stream/nowhere").status) == (404, 404)
         assert (console.get("/", method="HEAD").status, console.get("/", method="HEAD").body) == (200, "")
-        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        strangers = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "127.0.0.1:80@evil.example")
+        for host in (*strangers, "[::1].evil.example", "[::1%25evil.example]", "localhost:evil.example"):
             for path in ("/", "/stream/", "/assets/console.js"):
                 assert console.get(path, host=host or " ").status == 403
         for host in ("localhost:9000", "127.0.0.1", "[::1]:80", "LOCALHOST"):

@@ -19,6 +19,7 @@ from heliograph.console.sources import LateHandle, LogReader
 from nb_api.fleet.report import CopyReport, FleetReport, write
 from nb_api.loading import open_db
 from pubsub_api import Event
+from pubsub_api.reporting.http import HEAD_BYTES_MAX
 from shared_subscriptions import groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.core.events import GroupEvent
@@ -154,6 +155,16 @@ def test_a_page_of_a_stranger_has_a_link_to_the_console_and_no_more(tmp_path: pa
         assert console.get("/", Sec_Fetch_Site=site, Sec_Fetch_Dest="document").status == 200
         assert console.get("/", Sec_Fetch_Site="none", Sec_Fetch_Dest="document").status == 200
         assert console.get("/assets/console.js", Sec_Fetch_Site="same-origin", Sec_Fetch_Dest="script").status == 200
+
+
+def test_a_head_that_is_cut_off_before_it_says_where_it_comes_from_is_refused(tmp_path: pathlib.Path) -> None:
+    """The page of a stranger chooses the URL, and so how much of the head has room; what follows it is not its own."""
+    with consoles.opened("--db", sqlite_url(tmp_path)) as console:
+        for length in range(HEAD_BYTES_MAX - 150, HEAD_BYTES_MAX, 5):
+            got = console.get(f"/?x={'a' * length}", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="image")
+            assert got.status in (400, 403), length
+        fitting = console.get(f"/?x={'a' * (HEAD_BYTES_MAX - 500)}", Sec_Fetch_Site="same-origin")
+        assert fitting.status == 200
 
 
 def test_a_viewer_that_does_not_read_is_dropped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
