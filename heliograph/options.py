@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -163,11 +164,18 @@ def open_session(args: argparse.Namespace) -> Session:
 
 
 def json_value(text: str) -> Any:
-    """What the text says in JSON.  Raises ValueError, also for what Python would take: ``NaN``, ``Infinity``."""
+    """What the text says in JSON.  Raises ValueError, also for what Python would take: ``NaN``, ``Infinity``, and
+    a number that is too large, such as ``1e999``, which would become infinite."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def _finite(word: str) -> float:
+    if math.isinf(number := float(word)):
+        raise ValueError(f"{word} is too large a number")
+    return number
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -196,7 +204,7 @@ def number(kind: type[T], is_valid: Callable[[T], bool], what: str) -> Callable[
 positive_int = number(int, lambda value: value >= 1, "a whole number of 1 or more")
 natural_int = number(int, lambda value: value >= 0, "a whole number of 0 or more")
 seconds = units.seconds
-rate = number(float, lambda value: 0.0 < value <= 1e9, "a number of events per second greater than 0")
+rate = number(float, lambda value: 1e-6 <= value <= 1e9, "a number of events per second from 0.000001 to 1e9")
 
 
 def choices_of(parser: argparse.ArgumentParser, option: str) -> list[str]:

@@ -112,6 +112,8 @@ class ContextFile:
             found = json.loads(self.path.read_bytes())
         except FileNotFoundError:
             return Contexts("", {})
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
         try:
             return Contexts(str(found["current"]), {str(name): dict(one) for name, one in found["contexts"].items()})
         except (KeyError, TypeError, AttributeError) as error:

@@ -38,6 +38,10 @@ STATES: tuple[FleetState, ...] = get_args(FleetState)
 BEHIND_S = 2.0
 """A copy that lacks a change for this long is behind, and callbacks are slow for which so much waits."""
 _GRACE_S = 1.0
+_PASSED_S_MIN = 0.001
+"""Two reports that are nearer to each other tell no rate."""
+_WHY_MAX = 1000
+"""Characters of a sentence: any program that can write to the database can write a report."""
 _GAP_MAX_S = 3.0
 """A time without a look counts as this at most: an observer that stood still knows nothing of that time."""
 _REFUSED_SHOWN_S = 30.0
@@ -200,7 +204,7 @@ class FleetJudge:
             key,
             report,
             states,
-            tuple(found[state] for state in states if state in found),
+            tuple(_cut(found[state]) for state in states if state in found),
             self._progress.idle_s(key),
             behind,
             behind_s,
@@ -242,9 +246,10 @@ def _own_words(report: FleetReport, *, is_refusing: bool) -> dict[FleetState, st
 
 def _slow(before: FleetReport | None, now: FleetReport, behind_s: float) -> str:
     """Why its callbacks are slow; empty when they are not, or when it is not known."""
-    if before is None or not before.waiting or not now.waiting or now.up_s <= before.up_s:
+    passed_s = _passed_s(before, now)
+    if before is None or passed_s is None or not before.waiting or not now.waiting:
         return ""
-    handled_per_s = max(0, now.handled - before.handled) / (now.up_s - before.up_s)
+    handled_per_s = max(0, now.handled - before.handled) / passed_s
     if now.waiting < handled_per_s * behind_s:
         return ""
     return f"{now.waiting} events wait for its callbacks, which handle {handled_per_s:.0f} a second"
@@ -252,13 +257,23 @@ def _slow(before: FleetReport | None, now: FleetReport, behind_s: float) -> str:
 
 def _rates(before: FleetReport | None, now: FleetReport) -> tuple[float | None, float | None]:
     """Events received and published per second, on the member's own clock, of which only differences are used."""
-    passed_s = 0.0 if before is None else now.up_s - before.up_s
-    if before is None or passed_s <= 0:
+    passed_s = _passed_s(before, now)
+    if before is None or passed_s is None:
         return None, None
     return (
         round(max(0, now.received - before.received) / passed_s, 1),
         round(max(0, now.published - before.published) / passed_s, 1),
     )
+
+
+def _passed_s(before: FleetReport | None, now: FleetReport) -> float | None:
+    """Between two reports, on the member's own clock; None when that tells no rate."""
+    passed_s = 0.0 if before is None else now.up_s - before.up_s
+    return passed_s if passed_s >= _PASSED_S_MIN else None
+
+
+def _cut(sentence: str) -> str:
+    return sentence if len(sentence) <= _WHY_MAX else f"{sentence[:_WHY_MAX]} ..."
 
 
 def _selection_key(copy: CopyReport) -> tuple[object, ...]:

@@ -70,6 +70,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _add(args: argparse.Namespace, known: targets.Contexts) -> bool:
+    if not args.name.isprintable() or not args.name.strip():
+        _refuse(f"{args.name!r} is no name of a context")
     context = {name: getattr(args, name) for name in targets.VARIABLES if getattr(args, name)}
     if not context:
         _refuse("a context needs at least one of --bus, --db, --log and --config-file")

@@ -338,7 +338,14 @@ def test_a_count_that_may_be_none_at_all_refuses(text: str) -> None:
         options.natural_int(text)
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", "[-Infinity]", "[" * 100_000])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e-300", "x"])
+def test_a_rate_that_no_clock_can_keep_is_refused(text: str) -> None:
+    assert options.rate("0.5") == 0.5
+    with pytest.raises(options.argparse.ArgumentTypeError, match="events per second"):
+        options.rate(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[-Infinity]", "1e999", "[-1e999]", "[" * 100_000])
 def test_only_json_is_taken_for_json(text: str) -> None:
     assert options.json_value('{"up": [1, null]}') == {"up": [1, None]}
     with pytest.raises(ValueError):  # noqa: PT011  its words are those of the library

@@ -113,6 +113,8 @@ def test_a_context_is_used_and_named(
         (["context", "use", "nowhere"], "there is no context 'nowhere'; there are: none"),
         (["context", "remove", "nowhere"], "there is no context 'nowhere'"),
         (["context", "add", "empty"], "needs at least one of"),
+        (["context", "add", "", "--bus", "memory://a"], "'' is no name"),
+        (["context", "add", "a\nb", "--bus", "memory://a"], "'a\\nb' is no name"),
         (["db", "list", "--context", "nowhere"], "there is no context 'nowhere'"),
     ],
 )
@@ -121,9 +123,10 @@ def test_wrong_contexts(words: list[str], reason: str, capsys: Captured) -> None
     assert reason in capsys.readouterr().err
 
 
-def test_a_broken_file_of_contexts_is_named(capsys: Captured, config_home: pathlib.Path) -> None:
+@pytest.mark.parametrize("text", ["[]", "", "[" * 100_000], ids=["list", "empty", "deep"])
+def test_a_broken_file_of_contexts_is_named(capsys: Captured, config_home: pathlib.Path, text: str) -> None:
     (config_home / "heliograph").mkdir()
-    (config_home / "heliograph" / "contexts.json").write_text("[]")
+    (config_home / "heliograph" / "contexts.json").write_text(text)
     for words in (["db", "list"], ["context", "list"]):
         assert main.main(words) == exits.USAGE
         assert "contexts.json" in capsys.readouterr().err

@@ -197,6 +197,15 @@ class TestOwnWords:
         found = {one.name: one.states for one in watch.see(report("other", 2), report(count=2, **fields))}
         assert found == {"other": ("ok",), "m": (state,)}
 
+    def test_words_of_any_length_are_cut(self) -> None:
+        problems = [f"{number}: {'x' * 900}" for number in range(15)]
+        forged = report(problems=problems, release="1" * 4000)
+        clashing = report(incarnation="b", host="h" * 9000)
+        watch = Watch(own_release="2.0")
+        for one in watch.see(forged, clashing):
+            assert set(one.states) & {"trouble", "clash", "old"}
+            assert all(len(why) < 1100 for why in one.why)
+
     def test_frames_that_are_refused_now_are_told(self) -> None:
         watch = Watch()
         heard = {"has_bus": True, "links_up": 1, "publishers": 1}
@@ -242,6 +251,14 @@ def test_rates_are_of_the_members_own_clock() -> None:
     assert (first.received_per_s, first.published_per_s) == (None, None)
     [second] = watch.see(report(count=2, received=300, published=10, up_s=12.0))
     assert (second.received_per_s, second.published_per_s) == (100.0, 0.0)
+
+
+@pytest.mark.parametrize("passed_s", [5e-324, 1e-9])
+def test_a_forged_time_makes_no_rate_that_spoils_the_sum(passed_s: float) -> None:
+    watch = Watch()
+    watch.see(report())
+    [found] = watch.see(report(count=2, received=2**63, published=2**64 - 1, up_s=passed_s))
+    assert (found.received_per_s, found.published_per_s) == (None, None)
 
 
 def test_the_worst_come_first() -> None:
