@@ -80,6 +80,11 @@ class Output:
             if hidden:
                 self.line(f"{counted(hidden, 'counter')} more: 0 or empty")
 
+    @property
+    def can_redraw(self) -> bool:
+        """A view can take the place of the one before: it is a terminal, and one that can do that."""
+        return self.console.is_terminal and not self.console.is_dumb_terminal
+
     def line(self, text: str, style: str = "") -> None:
         """One line for people.  ``text`` may hold anything."""
         if style and self.console.is_terminal:

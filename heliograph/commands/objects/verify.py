@@ -67,6 +67,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
             note(f"heliograph verify: following {'the bus' if nb.session else 'the feed'} for {args.follow:g} s")
             time.sleep(min(args.follow, max(deadline - time.monotonic(), 0.0)))
         found = _verify(cache, deadline)
+    compared = {proof.table for proof in found.tables}
+    for table in sorted(set(args.tables or ()) - compared):  # a mistyped one would be equal
+        note(f"heliograph verify: no object of a table {table!r} was compared")
     for difference in found.differences:
         _print_difference(output, difference)
     _print_tables(output, found)

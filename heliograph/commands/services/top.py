@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with contextlib.closing(open_reports(args)) as db:
         if args.once:
             _print(args, output, watched(db, None))
-        elif output.is_json or not output.console.is_terminal:
+        elif output.is_json or not output.can_redraw:
             with contextlib.suppress(KeyboardInterrupt):
                 for view, _ in _views(args, db):
                     if view is not None:

@@ -120,7 +120,7 @@ def check_server(plan: Plan) -> None:
 def _screen(output: Output) -> Screen:
     if output.is_json:
         return Screen()
-    is_live = output.console.is_terminal and not output.console.record
+    is_live = output.can_redraw and not output.console.record
     return LiveScreen(output.console) if is_live else PlainScreen(output.console)
 
 

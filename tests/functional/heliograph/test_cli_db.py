@@ -233,3 +233,5 @@ def test_a_verification_tells_people_what_differs(url: str, capsys: pytest.Captu
     told = capsys.readouterr()
     assert "equal: 1 objects as of revision" in told.out
     assert "following the feed" in told.err
+    assert main(["verify", "--follow", "10ms", "--db", url, "--tables", "prot", "port"]) == exits.OK
+    assert "no object of a table 'prot' was compared" in capsys.readouterr().err

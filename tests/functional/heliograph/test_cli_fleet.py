@@ -124,16 +124,19 @@ def test_what_is_shown_to_people(directory: pathlib.Path, capsys: pytest.Capture
             assert "there is no state 'asleep'" in capsys.readouterr().err
 
 
-def test_top_is_a_screen_on_a_terminal(directory: pathlib.Path) -> None:
+@pytest.mark.parametrize(("terminal", "is_screen"), [("xterm", True), ("dumb", False)])
+def test_top_is_a_screen_on_a_terminal_that_can_show_one(
+    directory: pathlib.Path, terminal: str, is_screen: bool
+) -> None:
     url = sqlite_url(directory)
     with contextlib.closing(open_db(url)) as db, contextlib.closing(fleet.report(db, name="host-1/agent")) as told:
         assert told.wait_done(timeout_s=60)
         ours, theirs = pty.openpty()
         with open(ours, "rb", buffering=0) as screen:
             process = subprocess.Popen(
-                [sys.executable, "-m", "heliograph", "top", "--db", url, "--interval", "0.1s"],
+                [sys.executable, "-m", "heliograph", "top", "--db", url, "--interval", "0.1s", "--timeout", "30s"],
                 stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
-                env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+                env={**os.environ, "TERM": terminal, "COLUMNS": "200"},
             )  # fmt: skip
             os.close(theirs)
             try:
@@ -148,5 +151,5 @@ def test_top_is_a_screen_on_a_terminal(directory: pathlib.Path) -> None:
             finally:
                 process.kill()
                 process.wait()
-    assert b"\x1b[?1049h" in shown, "a screen of its own"
-    assert b"\x1b[?1049l" in shown, "and the one before it is back"
+    assert (b"\x1b[?1049h" in shown) is is_screen, "a screen of its own"
+    assert (b"\x1b[?1049l" in shown) is is_screen, "and the one before it is back"
