@@ -17,12 +17,23 @@ from durable_log.errors import (
     SegmentsRefused,
 )
 from durable_log.loading import open_log as open
-from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
+from durable_log.log_api import (
+    Appended,
+    DroppedRange,
+    LogApi,
+    Record,
+    Segment,
+    ShardState,
+    StoredFrame,
+    StreamState,
+    shard_of,
+)
 from durable_log.segments.arrow import arrow_batches
 from durable_log.segments.locations import SegmentLocations, segment_locations
 
 __all__ = [
     "Appended",
+    "DroppedRange",
     "LogApi",
     "LogCorrupt",
     "LogError",

@@ -27,16 +27,19 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from durable_log.core.dropped_ranges import DroppedRange, common_parts
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from pubsub_api.core import events as event_codec
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
 from pubsub_api.core.frame import Header
+from pubsub_api.core.topics import overlap
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
 
 __all__ = [
     "Appended",
+    "DroppedRange",
     "LogApi",
     "Record",
     "Segment",
@@ -126,6 +129,8 @@ class Segment(NamedTuple):
     """Name of the file in whose place compaction has put this one, empty when there was none."""
     lost: str = ""
     """Offsets that were damaged and given up, as ``50-55 70-72``: each from the first up to but without the second."""
+    dropped: tuple[DroppedRange, ...] = ()
+    """What retention by topic has removed from it.  A segment of an older release does not say it."""
 
 
 class StreamState(NamedTuple):
@@ -292,6 +297,27 @@ class LogApi(Closeable):
     @abc.abstractmethod
     def segments(self, shard: int | None = None) -> list[Segment]:
         """The sealed files of a shard, or of all, in order.  A file may be gone when `trim` ran meanwhile."""
+
+    def dropped(
+        self, shard: int, holes: Sequence[tuple[int, int]], topic_filter: str, *, since_ns: int = 0
+    ) -> list[tuple[int, int]]:
+        """The parts of holes in a shard that retention has made, and not compaction, since a time by the store's clock.
+
+        ``holes`` are offsets that were not found by reading, in order, each from the first up to but without the
+        second.  Only topics that the filter selects count, as far as it is known of which topic something was.
+        """
+        if not holes:
+            return []
+        low, high = holes[0][0], holes[-1][1]
+        found = [
+            (one.first, one.end)
+            for segment in self.segments(shard)
+            if segment.first < high and segment.end > low
+            for one in segment.dropped
+            if one.dropped_ns >= since_ns and overlap(one.topic, topic_filter)
+        ]
+        start = self.state()[shard].start  # the segment may have been dropped since the holes were found
+        return common_parts(holes, [*found, (0, start)])
 
     # -- records
 

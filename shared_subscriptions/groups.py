@@ -10,14 +10,14 @@ import dataclasses
 import datetime
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from durable_log.errors import RecordConflict
-from durable_log.log_api import LogApi, ShardState
-from pubsub_api.core.topics import FilterSet, check_filter
+from durable_log.log_api import DroppedRange, LogApi, Segment, ShardState
+from pubsub_api.core.topics import FilterSet, check_filter, overlap
 from pubsub_api.errors import UsageError
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
@@ -62,9 +62,11 @@ def declare(
     if not 1 <= lanes <= LANES_MAX:
         raise UsageError(f"a group has 1 to {LANES_MAX} lanes, not {lanes}")
     lease = lease or LeaseSettings()
+    placed_ns = log.now_ns()
     wanted = Declaration(
         name, topic_filter, mode, lanes, positions(log, start), declared_ns=time.time_ns(),
         incarnation=uuid.uuid4().hex, member_lease_s=lease.member_lease_s, claim_time_s=lease.claim_time_s,
+        placed_ns=placed_ns,
     )  # fmt: skip
     record = log.get_record(Names(name).group)
     if record is None:
@@ -151,10 +153,14 @@ def seek(log: LogApi, name: str, start: Start) -> Declaration:
 
     Raises GroupNotFound, UsageError.
     """
+    placed_ns = log.now_ns()
     places = positions(log, start)
     return _change(
-        log, name, lambda found: msgspec.structs.replace(found, positions=places, generation=found.generation + 1)
-    )
+        log, name,
+        lambda found: msgspec.structs.replace(
+            found, positions=places, placed_ns=placed_ns, generation=found.generation + 1
+        ),
+    )  # fmt: skip
 
 
 def destroy(log: LogApi, name: str) -> None:
@@ -212,7 +218,8 @@ class PartitionView:
     retrying: int
     """Events that were delivered in vain and are not done."""
     expired: int
-    """Offsets that retention dropped before a member could handle what was there, of whatever topic and lane."""
+    """Offsets that retention dropped before a member could handle what was there, of whatever lane; those that
+    `[log] retention_topics` dropped only when they may have been of the group's topics."""
     redelivered: int
     damaged: list[tuple[int, int]]
     """Offsets that the log cannot give, as the leader was told: from the first on, without the second."""
@@ -259,6 +266,7 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
     stored = {
         group.partition_number(item.name): decode_partition(item.value) for item in log.list_records(group.partitions)
     }
+    segments = log.segments()
     partitions: list[PartitionView] = []
     lag = expired = 0
     for shard, state in states.items():
@@ -270,8 +278,9 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
         counted = ShardLag(log, found, state, done)
         counted.count(offsets_max)
         lag += counted.total
+        dropped = _dropped(found, [segment for segment in segments if segment.shard == shard])
         views = [
-            _view(shard * found.lanes + lane, lane, item, state, counted.lags[lane], status)
+            _view(shard * found.lanes + lane, lane, item, state, counted.lags[lane], status, dropped)
             for lane, item in items.items()
         ]
         expired += max(view.expired for view in views)  # the same offsets for all lanes
@@ -310,11 +319,26 @@ def _stored(found: Declaration, item: PartitionRecord | None, state: ShardState)
     return item
 
 
+def _dropped(found: Declaration, segments: Iterable[Segment]) -> list[DroppedRange]:
+    """What retention has removed from segments that are still there, of the group's topics."""
+    return [
+        one
+        for segment in segments
+        for one in segment.dropped
+        if one.dropped_ns >= found.placed_ns and overlap(one.topic, found.topic_filter)
+    ]
+
+
 def _view(
-    number: int, lane: int, item: PartitionRecord, state: ShardState, lag: Lag, status: GroupStatus | None
-) -> PartitionView:
+    number: int, lane: int, item: PartitionRecord, state: ShardState, lag: Lag, status: GroupStatus | None,
+    dropped: Sequence[DroppedRange],
+) -> PartitionView:  # fmt: skip
     said, owner = (status.streams.get(number) if status else None) or ("absent", "")
-    gone = 0 if owner else AcknowledgedOffsets(item.progress.low, item.progress.ranges).missing(0, state.start)
+    gone = 0
+    if not owner:  # else it is for that one to tell
+        done = AcknowledgedOffsets(item.progress.low, item.progress.ranges)
+        gone = done.missing(0, state.start)
+        gone += sum(min(one.events, done.missing(max(one.first, state.start), one.end)) for one in dropped)
     return PartitionView(
         stream=number,
         shard=state.shard,

@@ -27,10 +27,11 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from durable_log import config
+from durable_log.core.dropped_ranges import DroppedRange, bounded
 from durable_log.log_api import Segment
 from durable_log.segments.columns import EVENT_COLUMNS, FRAME_COLUMNS, events_of_frame, import_pyarrow
 from durable_log.segments.files import write_segment
@@ -157,13 +158,19 @@ class SegmentCompactor:
             return 0
         return self.write_anew(segment, (_keep(table, kept) for table in self.row_groups(segment)))
 
-    def write_anew(self, segment: Segment, tables: Iterable[pyarrow.Table]) -> int:
-        """Put these rows in the place of a segment's; returns how many events went.  Call it with the sealer's lock
-        held."""
+    def write_anew(
+        self,
+        segment: Segment,
+        tables: Iterable[pyarrow.Table],
+        dropped: Callable[[], tuple[DroppedRange, ...]] = tuple,
+    ) -> int:
+        """Put these rows in the place of a segment's; returns how many events went.  ``dropped()``, asked when all are
+        read, is what went because of its age.  Call it with the sealer's lock held."""
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(
             self._log.segment_store, self._log.maker, segment.shard, segment.first, batches,
             end=lambda: segment.end, lost=lambda: segment.lost,
+            dropped=lambda: bounded((*segment.dropped, *dropped())),
         )  # fmt: skip
         self._on_step("write")
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)

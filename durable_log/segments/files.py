@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from durable_log.errors import LogError
-from durable_log.log_api import Segment, StoredFrame
+from durable_log.log_api import DroppedRange, Segment, StoredFrame
 from durable_log.segments import columns
 from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
 from durable_log.segments.group_cache import GroupCache
@@ -63,7 +63,8 @@ class _Index(msgspec.Struct, array_like=True):
     """First offset of each row group."""
     streams: list[_StreamRange]
     lost: str = ""
-    """As in `Segment`."""
+    """As in `Segment`, and the next one too."""
+    dropped: tuple[DroppedRange, ...] = ()
 
 
 # -- writing
@@ -83,14 +84,16 @@ def write_segment(
     *,
     end: Callable[[], int] | None = None,
     lost: Callable[[], str] = lambda: "",
+    dropped: Callable[[], tuple[DroppedRange, ...]] = tuple,
 ) -> Segment:
     """Write a segment and stage it (`SegmentStore.stage`).  Until it is published only readers that find it in the
     manifest look at it.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
     segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
-    their last row, or where it begins when there is none; ``lost()`` is what was given up in it.  Both are asked when
-    all are written.  Raises LogError when there is no room for it, LogUnavailable.
+    their last row, or where it begins when there is none; ``lost()`` is what was given up in it, and ``dropped()`` what
+    retention has removed from it.  They are asked when all are written.  Raises LogError when there is no room for it,
+    LogUnavailable.
     """
     summary = _Summary(*maker, shard, first)
     index = summary.index
@@ -101,7 +104,7 @@ def write_segment(
                     summary.add(batch)
                     writer.write_batch(batch, row_group_size=batch.num_rows)
                 index.end = index.end if end is None else end()
-                index.lost = lost()
+                index.lost, index.dropped = lost(), dropped()
                 # As text: the format allows nothing else there, and Polars insists on it.
                 writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
             size, sha256 = path.stat().st_size, digest(path)
@@ -113,6 +116,7 @@ def write_segment(
     return Segment(
         shard, first, index.end, final, summary.rows, size, sha256,
         summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max, lost=index.lost,
+        dropped=index.dropped,
     )  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def describe(store: SegmentStore, found: FoundSegment) -> Description:
     segment = bare._replace(
         rows=summary.rows, bytes=size, sha256=sha256, appended_ns_min=summary.appended_min,
         appended_ns_max=summary.appended_max, timestamp_min=summary.timestamp_min, timestamp_max=summary.timestamp_max,
-        lost=index.lost,
+        lost=index.lost, dropped=index.dropped,
     )  # fmt: skip
     return Description(index.identity, index.shards, segment)
 

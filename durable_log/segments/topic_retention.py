@@ -7,9 +7,11 @@ stay what they were.  What is not sealed waits until it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from durable_log.core.dropped_ranges import DroppedRange, bounded
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, Segment
 from durable_log.segments.columns import import_pyarrow
 from durable_log.segments.compaction import SegmentCompactor
@@ -56,6 +58,21 @@ def _parse(rule: str) -> tuple[FilterSet, float]:
         ) from error
 
 
+def _runs(table: pyarrow.Table) -> Iterator[DroppedRange]:
+    """Offsets that follow each other and are of one topic."""
+    if not table.num_rows:
+        return
+    offsets = table.column("offset").to_numpy()
+    names = table.column("topic").combine_chunks().dictionary_encode()
+    topics, codes = names.dictionary.to_pylist(), names.indices.to_numpy()
+    ends = [*((offsets[1:] != offsets[:-1] + 1) | (codes[1:] != codes[:-1])).nonzero()[0].tolist(), len(offsets) - 1]
+    begin = 0
+    for last in ends:
+        first, end = int(offsets[begin]), int(offsets[last]) + 1
+        yield DroppedRange(topics[int(codes[begin])], first, end, end - first, 0)
+        begin = last + 1
+
+
 class TopicRetention:
     """Drops what is too old from the sealed part of shards."""
 
@@ -99,15 +116,25 @@ class TopicRetention:
         newest_ns = self._newest_ns(segment, now_ns)
         found = {topic: self._ages.of(topic) for topic in self._log.segment_reader.topics(segment)}
         gone = [topic for topic, age_s in found.items() if age_s and now_ns - int(age_s * _SECOND_NS) > newest_ns]
-        return self._compactor.write_anew(segment, self._without(segment, gone)) if gone else 0
+        if not gone:
+            return 0
+        runs: list[DroppedRange] = []
+        # By the clock when it is done, because whoever begins to read meanwhile still finds it.
+        tables = self._without(segment, gone, runs)
+        return self._compactor.write_anew(
+            segment, tables, lambda: tuple(one._replace(dropped_ns=max(now_ns, self._log.now_ns())) for one in runs)
+        )
 
-    def _without(self, segment: Segment, topics: Sequence[str]) -> Iterator[pyarrow.Table]:
+    def _without(self, segment: Segment, topics: Sequence[str], runs: list[DroppedRange]) -> Iterator[pyarrow.Table]:
+        """The rows that stay; what goes is noted in ``runs``, which is kept small."""
         arrow = import_pyarrow()
         from pyarrow import compute  # noqa: PLC0415
 
         names = arrow.array(topics, arrow.string())
         for table in self._compactor.row_groups(segment):
-            yield table.filter(compute.invert(compute.is_in(table.column("topic"), value_set=names)))
+            goes = compute.is_in(table.column("topic"), value_set=names)
+            runs[:] = bounded(itertools.chain(runs, _runs(table.select(["offset", "topic"]).filter(goes))))
+            yield table.filter(compute.invert(goes))
 
     def _newest_ns(self, segment: Segment, now_ns: int) -> int:
         """When its newest event was appended, of those that were not stamped while a clock was far ahead."""

@@ -27,7 +27,7 @@ from durable_log.core.fence import Fence
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
-from durable_log.log_api import Segment, ShardState, StoredFrame, StreamState
+from durable_log.log_api import DroppedRange, Segment, ShardState, StoredFrame, StreamState
 from durable_log.segments.files import SegmentReader
 from durable_log.segments.ownership import (
     check_last,
@@ -408,16 +408,19 @@ class SegmentedLog(GrowingLog):
         """The manifest entry of a segment.  It is named relative to the place, which each host may mount where it
         likes."""
         path = self.segment_store.relative(segment.path)
-        return msgspec.json.encode(segment._replace(path=path)._asdict()).decode()
+        fields = segment._replace(path=path)._asdict()
+        if not segment.dropped:
+            del fields["dropped"]  # as in entries of older releases, which are compared with this
+        return msgspec.json.encode(fields).decode()
 
     def decode_entry(self, entry: str) -> Segment:
         """Raises LogCorrupt when the entry is damaged."""
         try:
-            fields = msgspec.json.decode(entry, type=dict[str, int | str])
+            fields = msgspec.json.decode(entry, type=dict[str, int | str | tuple[DroppedRange, ...]])
             segment = Segment(**fields)  # type: ignore[arg-type]  # looked at below
         except (msgspec.MsgspecError, TypeError) as error:
             raise _damaged_entry(entry, str(error)) from error
-        if any(type(fields.get(name, "")) is not kind for name, kind in _ENTRY_TYPES.items()):
+        if any(type(found) is not kind for found, kind in zip(segment, _ENTRY_TYPES, strict=True)):
             raise _damaged_entry(entry, "a field has another type")
         folder, _, file = segment.path.partition("/")
         name = parse_name(file)
@@ -426,7 +429,8 @@ class SegmentedLog(GrowingLog):
         return segment._replace(path=self.segment_store.path_of(segment.shard, file))
 
 
-_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces", "lost") else int for name in Segment._fields}
+_NOT_NUMBERS = {"path": str, "sha256": str, "replaces": str, "lost": str, "dropped": tuple}
+_ENTRY_TYPES = [_NOT_NUMBERS.get(name, int) for name in Segment._fields]
 
 
 def _damaged_entry(entry: str, why: str) -> LogCorrupt:

@@ -64,7 +64,14 @@ def _leave_out(
     """Put an empty segment in the place of a damaged one, or where the manifest has none."""
     shard, first, end = span
     empty = write_segment(
-        log.segment_store, log.maker, shard, first, [], end=lambda: end, lost=lambda: encode_lost([(first, end)])
+        log.segment_store,
+        log.maker,
+        shard,
+        first,
+        [],
+        end=lambda: end,
+        lost=lambda: encode_lost([(first, end)]),
+        dropped=lambda: () if old is None else old.dropped,
     )._replace(appended_ns_max=appended_ns)  # so that retention takes it in its turn
     entries = [] if old is None else [log.encode_entry(old)]
     if not sealer.commit(empty, log.replace_segments, shard, (first, end), entries):

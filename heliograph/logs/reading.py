@@ -87,12 +87,14 @@ def run_info(args: argparse.Namespace, output: Output) -> int:
         sealed[segment.shard] += segment.bytes
     shards = [state._asdict() | {"sealed_bytes": sealed[state.shard]} for state in states]
     size = sum(state.bytes for state in states) + sum(sealed.values())
+    dropped = sum(one.events for segment in segments for one in segment.dropped)
     topics = {stream.topic for _, stream in streams}
     consumers = [_consumer(view, [ages.of(one) for one in topics if matches(view.topic_filter, one)]) for view in views]
     if output.is_json:
         stream_rows = [{"shard": shard, **stream._asdict(), "guid": stream.guid.hex()} for shard, stream in streams]
         output.record({
             "identity": identity, "shards": shards, "bytes": size, "age_s": age_s, "retention": retention,
+            "dropped_by_topic": dropped,
             "groups": consumers,
             "segments": [segment._asdict() for segment in segments] if args.segments else len(segments),
             "streams": stream_rows if args.streams else len(streams),
@@ -105,6 +107,8 @@ def run_info(args: argparse.Namespace, output: Output) -> int:
     output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}, "
                 f"{counted(missing, 'event')} missing; the log {identity}")  # fmt: skip
     _print_retention(output, size, age_s, retention)
+    if dropped:
+        output.line(f"of the sealed segments that are left, retention by topic has dropped {counted(dropped, 'event')}")
     if consumers:
         output.table("groups", ("group", "lag", "oldest", "until dropped", "expired"), map(_consumer_row, consumers))
     if args.segments:

@@ -11,6 +11,7 @@ driver works on all of them.  Drivers may deliver more than a filter asks for; t
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -101,6 +102,21 @@ def matches(topic_filter: str, topic: str) -> bool:
     if topic_filter == topic:
         return True
     return _match_levels(topic_filter.split("/"), topic.split("/")) and not topic.startswith("$")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a topic can be that two filters, or topics, both select.  Both must have passed their check."""
+    if one == other:
+        return True
+    if one.startswith("$") or other.startswith("$"):
+        return False
+    left, right = one.split("/"), other.split("/")
+    for mine, yours in itertools.zip_longest(left, right):
+        if "#" in (mine, yours):
+            return True
+        if mine is None or yours is None or (mine != yours and "+" not in (mine, yours)):
+            return False
+    return True
 
 
 def _match_levels(wanted: list[str], levels: list[str]) -> bool:

@@ -148,8 +148,9 @@ HELP: dict[str, dict[str, str]] = {
         "dead_letters": "Of a member of a group: events that went to the dead letters.",
         "late": "Of a member of a group: settled after the partition was lost: the group may deliver them again.",
         "expired": (
-            "Of a member of a group: offsets that retention dropped before they were delivered, of whatever "
-            "topic, for each lane: at most so many events are lost. A warning in the log says so too."
+            "Of a member of a group: offsets that retention dropped before they were delivered, by age, size or "
+            "topic, for each lane: at most so many events are lost. A warning in the log says so too, once a "
+            "minute at most, and names group, shard and offsets."
         ),
         "streams": "Of a member of a group: partitions, or portions of queues, held now.",
         "waiting": "Of a member of a group: events read and not settled.",

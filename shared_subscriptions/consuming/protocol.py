@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.sockets.waking import Waker
 from shared_subscriptions import config
 from shared_subscriptions.consuming.dispatch import Dispatch
@@ -49,6 +50,7 @@ class ProtocolThread:
         """It sleeps until something happens."""
         self._is_stopping = False
         self._expired_told = 0
+        self._log_expired = SeldomLog(LOG)
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
@@ -161,12 +163,12 @@ class ProtocolThread:
 
     def _warn_of_expired(self) -> None:
         """Under the lock: say that retention was faster than the group."""
-        news = self._handler.counters.expired - self._expired_told
-        if news > 0:
-            self._expired_told += news
-            LOG.warning(
+        expired = self._handler.counters.expired
+        if expired > self._expired_told:
+            self._expired_told = expired
+            self._log_expired(
                 "Shared subscription: retention has dropped %d offsets before they were delivered; as many events of "
-                "the group are lost at most. It keeps too little, or the group is too slow.", news,
+                "the group are lost at most. It keeps too little, or the group is too slow.", expired,
             )  # fmt: skip
 
     def _hear(self, link: LeaderLink) -> bool:

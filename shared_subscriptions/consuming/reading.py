@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 from durable_log.errors import OffsetTooOld
 from durable_log.log_api import LogApi, StoredFrame
@@ -11,6 +12,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
+from pubsub_api.runtime.rare_logging import SeldomLog
 from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import LoanOrigin, PartitionPlace, decode, is_portion
@@ -28,8 +30,8 @@ class Piece:
     start: int
     end: int
     events: list[GroupEvent]
-    expired_to: int = 0
-    """Retention has dropped what lies before this offset; 0 when it has not."""
+    expired: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """What retention has dropped of it, each from the first offset up to but without the second."""
     undecodable: int = 0
     size: int = 0
     """Bytes of the events, about."""
@@ -43,6 +45,7 @@ class GroupLogReader:
         self._declaration = declaration
         self._filters = FilterSet([declaration.topic_filter])
         self._known: dict[str, bool] = {}
+        self._log_dropped = SeldomLog(LOG)
 
     def place(self, partition: int) -> PartitionPlace:
         return PartitionPlace.of(partition, self._declaration.lanes)
@@ -58,7 +61,7 @@ class GroupLogReader:
             LOG.warning("Group %s: events before %d of shard %d are gone", self._declaration.name, error.start,
                         place.shard)  # fmt: skip
             lost_to = min(error.start, loan.until) if loan.until >= 0 else error.start
-            return Piece(start, lost_to, [], expired_to=lost_to)
+            return Piece(start, lost_to, [], expired=[(start, lost_to)])
         if not stored:
             return self._hole(place.shard, start, loan.until)
         piece = Piece(start, stored[-1].end, [])
@@ -68,16 +71,29 @@ class GroupLogReader:
         if 0 <= loan.until < piece.end:
             piece.end = loan.until
             piece.events = [event for event in piece.events if event.offset < loan.until]
+        piece.expired = self._expired(place.shard, _holes(stored, start, piece.end))
         return piece
 
+    def _expired(self, shard: int, holes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What of these was removed because of its age since the group has its place."""
+        declared = self._declaration
+        found = self._log.dropped(shard, holes, declared.topic_filter, since_ns=declared.placed_ns) if holes else []
+        if found:
+            self._log_dropped("Group %s: retention has dropped %d events of %s at offsets %d to %d of shard %d",
+                              declared.name, sum(end - first for first, end in found), declared.topic_filter,
+                              found[0][0], found[-1][1] - 1, shard)  # fmt: skip
+        return found
+
     def _hole(self, shard: int, start: int, until: int) -> Piece | None:
-        """The rest of a shard that ends with a hole, left by compaction or a damaged frame; None when it just ends."""
+        """The rest of a shard that ends with a hole, left by retention, compaction or a damaged frame; None when it
+        just ends."""
         if not self._log.wait({shard: start}, timeout_s=0):
             return None
         end = self._log.state()[shard].end
         if self._log.read(shard, start, events_max=1):
             return None  # it came meanwhile, and is read next
-        return Piece(start, min(end, until) if until >= 0 else end, [])
+        end = min(end, until) if until >= 0 else end
+        return Piece(start, end, [], expired=self._expired(shard, [(start, end)]))
 
     def _take(self, piece: Piece, item: StoredFrame, place: PartitionPlace, origin: LoanOrigin) -> None:
         try:
@@ -108,14 +124,25 @@ class GroupLogReader:
         return known
 
 
+def _holes(stored: Sequence[StoredFrame], start: int, end: int) -> list[tuple[int, int]]:
+    """Offsets between two that none of the frames has."""
+    found: list[tuple[int, int]] = []
+    for item in stored:
+        if item.offset > start:
+            found.append((start, min(item.offset, end)))
+        start = item.end
+        if start >= end:
+            break
+    return found
+
+
 def offer(loan: LoanState, piece: Piece) -> bool:
     """Offer a piece to the loan that it was read for; False when that has moved on meanwhile."""
     delivery = loan.delivery
     if delivery.is_stopped or delivery.next_offset != piece.start:
         return False
-    if piece.expired_to:
-        delivery.expire(piece.expired_to)
-        return True
+    for first, end in piece.expired:
+        delivery.expire(first, end)
     delivery.offer(piece.events, piece.size)
     delivery.skip(piece.end)
     return True

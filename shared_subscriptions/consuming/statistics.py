@@ -51,7 +51,7 @@ class GroupSubscriberStatistics:
     late: int
     """Acknowledged or refused after the partition was lost: the group may deliver it again."""
     expired: int
-    """Offsets that retention dropped before they were delivered, of whatever topic, for each lane: at most so many
+    """Offsets that retention dropped before they were delivered, by age, size or topic, for each lane: at most so many
     events are lost."""
     streams: int
     """Partitions held now."""

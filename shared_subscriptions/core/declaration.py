@@ -45,6 +45,8 @@ class Declaration(msgspec.Struct, frozen=True):
     member_lease_s: float = LeaseSettings.member_lease_s
     claim_time_s: float = LeaseSettings.claim_time_s
     """Leases are promises between members, so all of them must mean the same by them."""
+    placed_ns: int = 0
+    """When the positions were chosen, by the clock of the log's store: what retention had removed then is no loss."""
 
     @property
     def lease(self) -> LeaseSettings:

@@ -11,10 +11,13 @@ import pytest
 
 from durable_log.core.fence import Fence
 from durable_log.errors import LeaseLost, LogCorrupt, LogUnavailable, OffsetTooOld
-from durable_log.log_api import LogApi
+from durable_log.log_api import DroppedRange, LogApi
 from durable_log.segments import arrow
 from durable_log.segments.columns import import_pyarrow
+from durable_log.segments.compaction import SegmentCompactor
+from durable_log.segments.files import describe
 from durable_log.segments.sealing import Sealer
+from durable_log.segments.topic_retention import TopicAges, TopicRetention
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.log_conformance.appending import SHARD, TOPIC, stream
 from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase
@@ -63,6 +66,36 @@ class SealConformance(LogConformanceBase):
         assert [log.streams(shard) for shard in range(SHARDS)] == streams
         assert all((state.sealed, state.bytes) == (state.end, 0) for state in log.state())
         check_consistent(log)
+
+    def test_what_retention_removes_of_a_topic_is_known_and_what_compaction_removes_is_not(self, log: LogApi) -> None:
+        sealed, source = segmented(log), Source()
+        sealer = Sealer(sealed)
+        compactor = SegmentCompactor(sealed, sealer)
+        log.append([source.frame(TOPIC, 3) for _ in range(4)])
+        (segment,) = sealer.seal(SHARD)
+        now_ns = log.now_ns() + 10**12
+        offsets = [table.slice(2, 8) for table in compactor.row_groups(segment)]
+        assert compactor.write_anew(segment, offsets) == 4
+        assert log.segments(SHARD)[0].dropped == ()
+        assert log.dropped(SHARD, [(0, 2), (10, 12)], "#") == []
+        other = Source()
+        log.append([other.frame(TOPIC, 3)])
+        sealer.seal(SHARD)
+        ages = TopicAges([f"{TOPIC}=60"], 0.0)
+        assert TopicRetention(sealed, sealer, compactor, ages)._drop_from(log.segments(SHARD)[0], now_ns) == 8
+        (first, second) = log.segments(SHARD)
+        assert first.dropped == (DroppedRange(TOPIC, 2, 10, 8, now_ns),)
+        assert second.dropped == ()
+        (name,) = [one for one in sealed.segment_store.published() if one.name.first == first.first]
+        assert describe(sealed.segment_store, name).segment.dropped == first.dropped
+        holes = [(0, 5), (7, 12)]
+        assert log.dropped(SHARD, holes, "#") == [(2, 5), (7, 10)]
+        assert log.dropped(SHARD, holes, TOPIC, since_ns=now_ns) == [(2, 5), (7, 10)]
+        assert log.dropped(SHARD, holes, "elsewhere/#") == log.dropped(SHARD, holes, "#", since_ns=now_ns + 1) == []
+        compactor.write_anew(first, [])
+        assert log.segments(SHARD)[0].dropped == first.dropped
+        log.trim(SHARD, 12)
+        assert log.dropped(SHARD, holes, "elsewhere/#") == holes
 
     def test_hot_and_sealed_are_one_log(self, log: LogApi) -> None:
         source = Source()

@@ -40,7 +40,7 @@ class DeliveryCounters:
     dead: int = 0
     """Events parked as dead letters."""
     expired: int = 0
-    """Offsets that retention dropped before a member could handle what was there, of whatever topic."""
+    """Offsets that retention dropped before a member could handle what was there."""
 
 
 WINDOW_BYTES = 16 << 20
@@ -139,12 +139,13 @@ class PartitionDelivery:
             self._damaged.clear()  # it has got over that
         self._mark()
 
-    def expire(self, start: int) -> None:
-        """Retention has dropped everything before ``start``."""
-        lost = self._done.missing(self.next_offset, start)
+    def expire(self, first: int, end: int) -> None:
+        """Retention has dropped these offsets, from `next_offset` on or later, up to but without ``end``."""
+        lost = self._done.missing(max(first, self.next_offset), end)
         self._counters.expired += lost
         self._expired += lost
-        self.skip(start)
+        self._done.add(first, end)
+        self._mark()
 
     def damage(self, first: int, end: int) -> None:
         """The log cannot give what lies from ``first`` up to but without ``end``.  An ordered partition waits for it;

@@ -47,7 +47,9 @@ class SimProgram:
                 continue
             start = self._store.starts[place.shard]
             if delivery.next_offset < start:
-                delivery.expire(min(start, loan.until) if loan.until >= 0 else start)
+                start = min(start, loan.until) if loan.until >= 0 else start
+                delivery.expire(delivery.next_offset, start)
+                delivery.skip(start)
             events = self._store.read(place.shard, delivery.next_offset, self._world.random.randint(1, 8))
             if loan.until >= 0:
                 events = [event for event in events if event.offset < loan.until]

@@ -13,12 +13,15 @@ import pytest
 import durable_log
 import pubsub_api
 from durable_log.recording.recorder import Recorder
+from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
+from durable_log.upkeep.maintenance import Maintainer
 from heliograph import exits
 from heliograph.main import main
 from pubsub_api.core.frame import Kind
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
+from shared_subscriptions import groups
 from tests.functional.conftest import Bus, event
 from tests.functional.heliograph.test_cli import Command
 from tests.helpers.servers import RedisServer, free_port
@@ -131,6 +134,23 @@ def test_info_tells_size_age_retention_and_lag(url: str, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "dropped after 1d and beyond 1,000,000 bytes" in shown
     assert "billing" in shown
+    assert "by topic" not in shown
+
+
+def test_info_tells_what_retention_by_topic_has_dropped(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, source = f"sqlite://{tmp_path}/log.db?shards=1&seal_age=0", Source()
+    with durable_log.open(f"{url}&retention_topics=short=60") as log:
+        groups.declare(log, "billing", "#")
+        log.append([source.frame("kept", 5), source.frame("short", 10)])
+        assert isinstance(log, SegmentedLog)
+        with Maintainer(log) as maintainer:
+            maintainer.run_once(log.now_ns() + 3600 * 10**9)
+    [found] = answer(capsys, "info", "--log", url)
+    assert (found["dropped_by_topic"], found["groups"][0]["expired"]) == (10, 10)
+    assert main(["log", "info", "--log", url]) == exits.OK
+    assert "retention by topic has dropped 10 events" in capsys.readouterr().out
 
 
 def test_seal_verify_and_trim(url: str, capsys: pytest.CaptureFixture[str], shard: int) -> None:

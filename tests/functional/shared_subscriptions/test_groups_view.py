@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import time
 from typing import Any
 
 import pytest
 
+import durable_log
 from durable_log import LogApi
+from durable_log.segments.compaction import SegmentCompactor
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
+from durable_log.upkeep.maintenance import Maintainer
 from shared_subscriptions import config, groups
 from shared_subscriptions.names import LEASES
 from tests.helpers.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source
@@ -159,6 +165,72 @@ def test_a_program_is_told_that_retention_overtook_its_group(
         wait_until(lambda: "retention has dropped 50 offsets" in caplog.text, PATIENCE_S, "a line in the log")
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         assert groups.show(log, "billing").expired == 50
+
+
+def drop(url: str, rule: str, *, after_s: float = 3600.0) -> None:
+    """Seal everything, and drop what the rule says as if so much time had passed."""
+    with durable_log.open(f"{url}&seal_age=0&retention_topics={rule.replace('#', '%23')}") as log:
+        assert isinstance(log, SegmentedLog)
+        with Maintainer(log) as maintainer:
+            maintainer.run_once(log.now_ns() + int(after_s * 1e9))
+
+
+@pytest.mark.parametrize("mode", ["shared", "queue"])
+@pytest.mark.parametrize("is_at_end", [True, False])
+def test_a_program_is_told_what_retention_by_topic_has_taken_from_its_group(
+    url: str, log: LogApi, source: Source, caplog: pytest.LogCaptureFixture, mode: str, is_at_end: bool
+) -> None:
+    groups.declare(log, "billing", "tenant-7/#", mode=mode, lease=CALM_LEASE)  # type: ignore[arg-type]
+    groups.declare(log, "other", "elsewhere/#", lease=CALM_LEASE)
+    source.publish("elsewhere/t", 10)
+    for _ in range(3):
+        source.publish(TOPIC, 20, per_frame=10)
+        source.publish("elsewhere/t", 10)
+    source.publish(TOPIC, 10)
+    if not is_at_end:
+        source.publish("tenant-7/kept", 5)
+    drop(url, f"{TOPIC}=60")
+    assert groups.show(log, "billing").expired == 70
+    assert groups.show(log, "other").expired == 0
+    left = 0 if is_at_end else 5
+    with (
+        caplog.at_level(logging.WARNING),
+        Member(url, [f"${mode}/billing/tenant-7/#"]) as member,
+        Member(url, ["$shared/other/elsewhere/#"]) as other,
+    ):
+        wait_until(lambda: member.subscriber.statistics().expired == 70, PATIENCE_S, "it to be told")
+        wait_until(lambda: "as many events of the group are lost at most" in caplog.text, PATIENCE_S, "a warning")
+        assert "Group billing: retention has dropped" in caplog.text
+        wait_until(lambda: groups.show(log, "billing").streams[0].low == 110 + left, PATIENCE_S, "all of it done")
+        wait_until(lambda: len(other.seen) == 40, PATIENCE_S, "what the other group gets")
+        assert len(member.seen) == left
+        assert groups.show(log, "billing").expired == 70
+        assert other.subscriber.statistics().expired == groups.show(log, "other").expired == 0
+    assert groups.show(log, "billing").expired == 70
+
+
+def test_what_was_gone_when_a_group_got_its_place_and_what_compaction_removed_is_no_loss(
+    url: str, log: LogApi, source: Source
+) -> None:
+    groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
+    source.publish("elsewhere/t", 10)
+    source.publish(TOPIC, 10)
+    drop(url, f"{TOPIC}=0.001", after_s=0.1)
+    assert groups.show(log, "billing").expired == 10
+    wait_until(lambda: time.time_ns() > log.segments()[0].dropped[0].dropped_ns, PATIENCE_S, "that time to be over")
+    groups.declare(log, "late", "tenant-7/#", start="earliest", lease=CALM_LEASE)
+    groups.seek(log, "billing", "earliest")
+    source.publish(TOPIC, 20)
+    assert isinstance(log, SegmentedLog)
+    sealer = Sealer(log)
+    (segment,) = sealer.seal(0)
+    compactor = SegmentCompactor(log, sealer)
+    compactor.write_anew(segment, [table.slice(10) for table in compactor.row_groups(segment)])
+    with Member(url, [SHARED, "$shared/late/tenant-7/#"]) as member:
+        wait_until(lambda: len(member.seen) == 20, PATIENCE_S, "what is left, in both groups")
+        wait_until(lambda: groups.show(log, "late").lag == 0, PATIENCE_S, "all of it done")
+        assert member.subscriber.statistics().expired == 0
+        assert [groups.show(log, name).expired for name in ("billing", "late")] == [0, 0]
 
 
 def test_a_window_is_bounded_in_bytes_too(url: str, log: LogApi) -> None:

@@ -29,7 +29,7 @@ PRODUCT = (*LIBRARIES, "heliograph")
 PACKAGE_LINES_MAX = {
     "drivers": 20_430,
     "durability_service": 10_280,
-    "durable_log": 8_260,
+    "durable_log": 8_430,
     "heliograph": 11_410,
     "nb_api": 17_610,
     "publisher_service": 3_430,

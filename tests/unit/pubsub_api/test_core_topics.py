@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -18,6 +19,7 @@ from pubsub_api.core.topics import (
     is_wildcard,
     literal_prefix,
     matches,
+    overlap,
 )
 
 GOOD_TOPICS = ["a", "a/b", "tenant-7/port", "é/ü", "a b", "a.b:c;d,e=f&g", "a@b", "0", "-", "x" * TOPIC_BYTES_MAX]
@@ -192,3 +194,19 @@ def test_wildcards_are_looked_up_by_level_not_one_by_one() -> None:
     for number in range(5000):
         assert filters.discard(f"tenant-{number}/+/port")
     assert filters._tree == {}
+
+
+@given(
+    st.lists(st.sampled_from("ab+#"), min_size=1, max_size=3), st.lists(st.sampled_from("ab+#"), min_size=1, max_size=3)
+)
+def test_filters_overlap_when_a_topic_is_selected_by_both(one: list[str], other: list[str]) -> None:
+    first, second = (
+        "/".join([*(level for level in levels[:-1] if level != "#"), levels[-1]]) for levels in (one, other)
+    )
+    topics = ("/".join(path) for length in range(1, 5) for path in itertools.product("abc", repeat=length))
+    assert overlap(first, second) == any(matches(first, topic) and matches(second, topic) for topic in topics)
+
+
+def test_no_filter_overlaps_what_belongs_to_heliograph() -> None:
+    assert overlap("$dead/x", "$dead/x")
+    assert not overlap("$dead/x", "#")

@@ -231,7 +231,8 @@ def test_progress_of_the_last_owner_is_not_delivered_again() -> None:
 def test_what_retention_dropped_is_counted_and_passed_over() -> None:
     counters = DeliveryCounters()
     partition = PartitionDelivery(GroupProgress(1, 2, ((4, 6),)), DeliverySettings(), counters, is_ordered=True)
-    partition.expire(8)
+    partition.expire(2, 8)
+    partition.skip(8)
     assert counters.expired == 4
     assert partition.progress() == GroupProgress(1, 8, expired=4)
 
