@@ -5,8 +5,9 @@ is looked at only where there is something here to merge it with.  When the answ
 nothing moves any more, the rest is asked for again: the new request says what has come already, so that every round
 makes progress.
 
-Where an answer can only add to what is here, each bucket is put into the set when it has come, so that memory never
-holds more than a few (`Alignment.is_streamed`).  Of all other answers nothing is applied before all of it is there.
+Where an answer can only add to what is here, buckets are put into the set whenever the source is told to go on, so that
+memory never holds more than a few (`Alignment.is_streamed`).  Of all other answers nothing is applied before all of it
+is there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ What is asked for, of which peer and why, is decided in `durability_service.core
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from durability_service.core.alignment.alignee import Alignment, AlignmentPurpose, Applying
 from durability_service.core.alignment.behind import Behind
@@ -17,7 +17,7 @@ from durability_service.core.keeping.context import ServiceContext
 from durability_service.core.keeping.epochs import EpochChanges
 from durability_service.core.keeping.holding import Holding
 from durability_service.core.keeping.lifecycle import LifecycleCause, Phase
-from durability_service.core.messages import AlignData, AlignEnd, AlignProgress
+from durability_service.core.messages import AlignData, AlignEnd
 from durability_service.core.sets.batches import SampleBatch, unpack
 from durability_service.core.sets.buckets import by_instance
 from durability_service.core.sets.samples import Sample
@@ -77,6 +77,7 @@ class AlignmentRunner:
         return conflict.policy is MergePolicy.MERGE and (conflict.purpose is not AlignmentPurpose.FETCH or is_joined)
 
     def _ask(self, alignment: Alignment) -> None:
+        self._put_staged(alignment)
         self._context.send(alignment.request(self._context.request_number(), self._context.now))
 
     def watch(self, alignment: Alignment, peers: Sequence[SpacePeer]) -> None:
@@ -115,11 +116,11 @@ class AlignmentRunner:
             return
         if isinstance(message, AlignData):
             progress = alignment.data(message, now)
-            operations = self._put(alignment, alignment.take_staged()) if alignment.is_streamed else []
-            if progress is not None or operations:
+            if progress is not None:
                 # No faster than the disk: what waits for it is in memory.
-                self._context.store(self._holding, operations, lambda: self._tell(progress))
+                self._put_staged(alignment, lambda: self._context.send(progress))
         elif alignment.ended(message, now):
+            self._put_staged(alignment)
             known = self._holding.set.deletions
             gone = self._holding.delete(message.deletions) or []
             is_change = bool(gone) or (self._holding.set.is_cleaning and self._holding.set.deletions != known)
@@ -127,12 +128,14 @@ class AlignmentRunner:
         elif message.is_complete and not alignment.is_hopeless:
             self._ask(alignment)
 
-    def _tell(self, progress: AlignProgress | None) -> None:
-        if progress is not None:
-            self._context.send(progress)
+    def _put_staged(self, alignment: Alignment, then: Callable[[], None] = lambda: None) -> None:
+        """Put what came into the set already, if half of the answer does no harm; ``then`` is called when the store has
+        it.  Many buckets at a time: each call is a transaction."""
+        operations = self._put(alignment, alignment.take_staged()) if alignment.is_streamed else []
+        self._context.store(self._holding, operations, then)
 
     def _put(self, alignment: Alignment, batches: dict[int, SampleBatch]) -> list[StoreOperation]:
-        """Put buckets into the set that came, and have the store do the same."""
+        """Put buckets into the set, and have the store do the same."""
         held, applying = self._holding, Applying([], [], is_change=False)
         for number, batch in batches.items():
             self._apply_bucket(alignment, applying, number, batch)

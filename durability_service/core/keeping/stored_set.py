@@ -8,6 +8,7 @@ read stays in proportion to the memory, and what is written twice to what change
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
@@ -25,6 +26,9 @@ _BUCKET_COST = 32
 """What packing a bucket costs besides its samples: as much as so many of them."""
 _WRITTEN_SAMPLES = 8192
 """Samples in the buckets that are written anew with one change, about."""
+
+
+_topic = operator.itemgetter(0)
 
 
 class _Repacking:
@@ -110,10 +114,12 @@ class StoredSet:
         """Those of the samples that go to disk."""
         if not self._is_persistent or not samples:
             return []
+        if all(map(self._is_persistent_topic, set(map(_topic, samples)))):
+            return list(samples)
         return [sample for sample in samples if self._is_persistent_topic(sample[0])]
 
     def _is_persistent_topic(self, topic: str) -> bool:
-        """Asked for every sample, so it is remembered."""
+        """Asked often, so it is remembered."""
         known = self._persistent_topics.get(topic)
         if known is None:
             known = self._persistent_topics[topic] = self._rules.kind_of(topic) is Kind.PERSISTENT

@@ -371,6 +371,24 @@ def test_a_page_reads_so_many_buckets_and_the_next_goes_on(monkeypatch: pytest.M
     assert digests == rig.held("a").set.digests()
 
 
+def test_what_comes_by_alignment_is_written_many_buckets_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    source, other = (rig.add(name, chunk_bytes=2000, window_chunks=16) for name in "ab")
+    rig.start("a")
+    samples = [rig.writers["a"].sample("a/x", f"k{number}", is_delete=False) for number in range(200)]
+    for one in samples:
+        rig.oracle.wrote(one)
+    source.feed(Live(samples, source.new_token(samples[0])))
+    rig.run()
+    written: list[StoreOperation] = []
+    do = other.disk.do
+    monkeypatch.setattr(other.disk, "do", lambda operation: (written.append(operation), do(operation)))
+    rig.start("b")
+    assert sorted(rig.held("b").set) == sorted(samples) == sorted(other.disk.current[SPACE.name].samples.values())
+    fills = [one.batches for one in written if isinstance(one, Fill)]
+    assert (sum(map(len, fills)), len(fills) <= BUCKETS // 2) == (BUCKETS, True)
+
+
 def test_without_a_store_nothing_is_read() -> None:
     held = Holding(
         dataclasses.replace(ServiceSettings(node="n"), buckets=BUCKETS), NameSpace("all", frozenset({"#"})),
