@@ -34,7 +34,7 @@ def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: floa
             for member in leader.members.values()
         ],
         streams={partition.number: _holding(leader, partition, names) for partition in leader.partitions.values()},
-        damaged={one.number: list(one.damaged) for one in leader.partitions.values() if one.damaged},
+        damaged=leader.damaged(),
         moves=[
             MoveStatus(move.partition, move.source, move.target, move.reason, round(now - move.at, 3))
             for move in leader.moves

@@ -2,14 +2,13 @@
 
 Theory of operation.  Each partition walks through the table of `partitions`: absent, granting, granted, revoking,
 revoked and absent again.  Grant, revoke and revoked are repeated until the answer that moves the partition on arrives.
-Whenever the members, the partitions or the wishes change, and after a short delay in which more may change, `assign`
-says which member should have what: partitions in other hands are revoked, partitions without an owner are
-granted, as soon as what comes before them is done (`opening`).
+When the members, the partitions or the wishes change, and after a short delay in which more may change, `assign` says
+which member should have what: partitions in other hands are revoked, those without an owner are granted, as soon as
+what comes before them is done (`opening`).
 
 Safety rests on three clocks.  A member's partitions are free only when its lease has ended here, and it ended at the
 member before (`LeaseSettings`).  A leader whose own record is too old says nothing at all, so that it gives no lease
-that outlives its rule.  And what it stores is stored only together with its registration, so that a deposed one stores
-nothing.
+that outlives its rule.  And it stores only together with its registration: a deposed leader can store nothing.
 """
 
 from __future__ import annotations
@@ -327,8 +326,7 @@ class Leader:
             self._reassign_at = now
 
     def _is_ended(self, partition: Partition) -> bool:
-        until = self.declaration.until_of(partition.number)
-        return until >= 0 and partition.done.low >= until
+        return 0 <= self.declaration.until_of(partition.number) <= partition.done.low
 
     def _is_wanted(self, partition: Partition) -> bool:
         """Whether a member should have the partition, as it is."""
@@ -397,8 +395,7 @@ class Leader:
         partition = self.partitions[number]
         if partition.status not in HELD or partition.wished_until != self.declaration.until_of(number):
             return False
-        owner = self.members[partition.owner]
-        return not owner.is_expelled and self._group.slots()[owner.slot] is owner
+        return not (owner := self.members[partition.owner]).is_expelled and self._group.slots()[owner.slot] is owner
 
     def _seek_free_partitions(self) -> None:
         for partition in self.partitions.values():
@@ -470,6 +467,10 @@ class Leader:
         said = list(self.messages)
         self.messages.clear()
         return said
+
+    def damaged(self) -> dict[int, list[tuple[int, int]]]:
+        """Partition -> what of it the log cannot give, as its owners say, and is not done."""
+        return {one.number: list(one.damaged) for one in self.partitions.values() if one.damaged}
 
     # -- storing
 
