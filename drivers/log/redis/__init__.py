@@ -146,13 +146,13 @@ class RedisLog(SegmentedLog):
             self._appender.append([], heads)
 
     def stored_states(self) -> list[ShardState]:
+        shards = self.shards
         while True:
-            known = self.shards
-            commands = [self._state_command(shard) for shard in range(known)]
-            shards, *answers = self._transaction([("HGET", f"{self._prefix}log", "shards"), *commands])
-            if int(shards) == known:
+            commands = [self._state_command(shard) for shard in range(shards)]
+            found, *answers = self._transaction([("HGET", f"{self._prefix}log", "shards"), *commands])
+            if int(found) == shards:
                 return [_state(shard, answer) for shard, answer in enumerate(answers)]
-            self.find_shards()
+            shards = int(found)
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
         self.check_ends(ends, timeout_s)
