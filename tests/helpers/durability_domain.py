@@ -169,8 +169,12 @@ class ServiceProcess(ChildProcess):
         *,
         publishers: Sequence[str] | None,
         peers: Sequence[str] | None,
+        hot_bytes_max: int = FAST["hot_bytes_max"],  # type: ignore[assignment]
     ) -> None:
-        settings = {"node": node, "store": str(store), "publishers": publishers, "peers": peers, **HASTY}
+        settings = {
+            "node": node, "store": str(store), "publishers": publishers, "peers": peers, "hot_bytes_max": hot_bytes_max,
+            **HASTY,
+        }  # fmt: skip
         super().__init__("service", url, json.dumps(settings), module="tests.helpers.durability_domain")
         self.node = node
         self.address: str = self.receive()["address"]

@@ -55,7 +55,7 @@ class Site:
         publishers = [self.writer.address, self.seeder.address] if self.is_bind_based else None
         service = ServiceProcess(
             self._url(), "keeper", self._directory / "keeper.db", publishers=publishers,
-            peers=[] if self.is_bind_based else None,
+            peers=[] if self.is_bind_based else None, hot_bytes_max=64 * 1024 * 1024,  # a flood of writers is behind
         )  # fmt: skip
         self.stack.enter_context(service)
         wait_until(lambda: all(one.is_complete for one in service.status().name_spaces), WAIT_S, "the service")
