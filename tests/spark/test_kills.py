@@ -81,6 +81,7 @@ def test_a_query_goes_on_exactly_after_its_python_worker_was_killed(
     assert finish(spark, log_url, job) == expected(600)
 
 
+@pytest.mark.chaos
 def test_jobs_of_a_group_go_on_exactly_after_an_executor_and_then_the_driver_was_killed(
     spark: SparkSession, log_url: str, tmp_path: pathlib.Path
 ) -> None:

@@ -164,7 +164,7 @@ def test_rows_become_events_of_a_log(spark: SparkSession, log_url: str, tmp_path
         assert log.list_records("") == [], "a write that never comes again leaves no note"
 
 
-@pytest.mark.parametrize("target", ["log", "db"])
+@pytest.mark.parametrize("target", ["log", pytest.param("db", marks=pytest.mark.chaos)])
 def test_a_batch_that_spark_runs_again_after_a_crash_is_written_once(
     spark: SparkSession, log_url: str, tmp_path: pathlib.Path, target: str
 ) -> None:

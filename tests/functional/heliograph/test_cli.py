@@ -290,7 +290,7 @@ def own_url() -> str:
     return f"zmq://127.0.0.1:{free_port()}"
 
 
-@pytest.mark.parametrize("driver", ["zmq", "memory"])
+@pytest.mark.parametrize("driver", ["zmq", pytest.param("memory", marks=pytest.mark.chaos)])
 def test_demo_proves_its_point(driver: str) -> None:
     where = ("--url", own_url()) if driver == "zmq" else ("--driver", driver)
     demo = run("demo", "--seconds", "3", "--controllers", "2", "--writers", "2", *where, "--json")

@@ -21,6 +21,7 @@ def test_how_many_were_open_at_once(spans: list[tuple[int, int]], most: int) -> 
 
 
 @pytest.mark.skipif(server_programs.find_postgres() is None, reason="there is no PostgreSQL")
+@pytest.mark.chaos
 def test_caches_sync_hear_changes_and_read_nothing_when_the_service_comes_back() -> None:
     outcome = many_controllers.measure(PLAN, "zmq")
     assert [row["case"].partition(",")[0] for row in outcome.rows] == ["10 caches", "10 caches", "10"]

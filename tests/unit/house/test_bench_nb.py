@@ -10,6 +10,7 @@ from bench.scenarios import commit, controller, service, sync
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 
 
+@pytest.mark.chaos
 def test_a_first_copy_is_compared_with_a_plain_reader() -> None:
     outcome = sync.measure(PLAN, "zmq")
     assert [row["objects"] for row in outcome.rows] == [1000, 1000]
@@ -31,6 +32,7 @@ def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy(monkeypa
     assert {check.target.name for check in outcome.checks} == {"received", "applied", "p50", "lost"}
 
 
+@pytest.mark.chaos
 def test_a_copy_with_indexes_is_measured_and_right() -> None:
     outcome = controller.measure(PLAN, "zmq")
     assert [row["objects"] for row in outcome.rows] == [1000, 1000]
