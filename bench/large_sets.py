@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import json
 import pathlib
 import random
@@ -76,7 +77,7 @@ def make(directory: pathlib.Path, objects: int) -> None:
         store.do([CompleteFill("all", marks)])
         _say(f"written: {(directory / 'a.db').stat().st_size / objects:.0f} bytes on disk per object")
     shutil.copy(directory / "a.db", directory / "b.db")
-    with sqlite3.connect(directory / "b.db") as other:
+    with contextlib.closing(sqlite3.connect(directory / "b.db")) as other, other:
         other.execute("DELETE FROM meta")
     other.close()
     chosen = random.Random(1).sample(range(objects), objects // DIFFERENT)

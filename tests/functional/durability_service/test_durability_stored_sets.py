@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sqlite3
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ def test_a_bucket_that_is_not_what_was_written_ends_the_service(local: Domain, *
     other = make_sample(
         TOPIC, "order", "k1", timestamp=1, writer=bytes(16), number=1, is_delete=False, event=b"\x90"
     )  # fmt: skip
-    with sqlite3.connect(local.directory / "a.db") as database:
+    with contextlib.closing(sqlite3.connect(local.directory / "a.db")) as database, database:
         for row, content in database.execute("SELECT id, content FROM bucket").fetchall():
             changed = pack([other]).content if is_whole and unpack(from_content(content)) else content[:-1] + b"x"
             database.execute("UPDATE bucket SET content = ? WHERE id = ?", (changed, row))

@@ -276,11 +276,17 @@ def test_a_wait_ends_when_a_backup_is_restored(world: World, tmp_path: pathlib.P
     world.wait_equal(cache)
     backup = tmp_path / "backup.db"
     path = tmp_path / "objects.db"
-    with sqlite3.connect(path) as source, sqlite3.connect(backup) as goal:
+    with (
+        contextlib.closing(sqlite3.connect(path)) as source,
+        contextlib.closing(sqlite3.connect(backup)) as goal,
+    ):
         source.backup(goal)
     version = world.nb.create("port", "lost", {}, topic="t")
     assert cache.wait_version("port", "lost", version, timeout_s=WAIT_S) is not None
-    with sqlite3.connect(backup) as source, sqlite3.connect(path) as goal:
+    with (
+        contextlib.closing(sqlite3.connect(backup)) as source,
+        contextlib.closing(sqlite3.connect(path)) as goal,
+    ):
         source.backup(goal)
     wait_until(lambda: cache.statistics().syncs.replaced, WAIT_S, "the restored backup to be noticed")
     cache.wait_synced(timeout_s=WAIT_S)

@@ -330,10 +330,11 @@ def test_a_database_that_went_back_is_noticed_and_followed(world: World, tmp_pat
 
 
 def _copy(source: pathlib.Path, goal: pathlib.Path) -> None:
-    with sqlite3.connect(source) as read, sqlite3.connect(goal, timeout=WAIT_S) as write:
+    with (
+        contextlib.closing(sqlite3.connect(source)) as read,
+        contextlib.closing(sqlite3.connect(goal, timeout=WAIT_S)) as write,
+    ):
         read.backup(write)
-    read.close()
-    write.close()
 
 
 def test_changes_that_are_compacted_away_lead_to_a_snapshot(world: World) -> None:

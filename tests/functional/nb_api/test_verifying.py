@@ -188,7 +188,7 @@ def test_a_database_that_was_changed_past_everything_is_found(nb: NbApi, tmp_pat
     """A restore of single rows, by hand: versions stay, values do not."""
     fill(nb)
     with synced(nb) as cache:
-        with sqlite3.connect(tmp_path / "objects.db") as connection:
+        with contextlib.closing(sqlite3.connect(tmp_path / "objects.db")) as connection, connection:
             connection.execute("UPDATE objects SET value = x'07' WHERE key = 'k8'")
             connection.execute("DELETE FROM objects WHERE key = 'k9'")
         connection.close()
@@ -200,7 +200,10 @@ def test_a_restored_database_is_read_again(tmp_path: pathlib.Path) -> None:
     with open_nb(sqlite_url(tmp_path), cache={"verify_interval": 0.0}, bus=memory_bus()) as nb:
         fill(nb)
         with synced(nb) as cache:
-            with sqlite3.connect(tmp_path / "objects.db") as source, sqlite3.connect(tmp_path / "backup.db") as backup:
+            with (
+                contextlib.closing(sqlite3.connect(tmp_path / "objects.db")) as source,
+                contextlib.closing(sqlite3.connect(tmp_path / "backup.db")) as backup,
+            ):
                 source.backup(backup)
             source.close()
             backup.close()

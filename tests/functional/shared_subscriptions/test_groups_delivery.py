@@ -499,7 +499,7 @@ def test_a_damaged_frame_stops_the_stream_that_comes_to_it_and_no_other(tmp_path
         groups.declare(log, "billing", "tenant-7/#", start="earliest", lease=CALM_LEASE)
         for topic in topics:
             source.publish(topic, 5)
-        with sqlite3.connect(tmp_path / "damaged.db") as store:
+        with contextlib.closing(sqlite3.connect(tmp_path / "damaged.db")) as store, store:
             store.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = 0")
         store.close()
         with Member(url, [SHARED]) as member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -189,7 +190,7 @@ def test_nothing_is_reported_as_durable_in_a_file_that_nobody_can_reach(
 
 def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
     other = tmp_path / "other.db"
-    with sqlite3.connect(other) as database:
+    with contextlib.closing(sqlite3.connect(other)) as database, database:
         database.execute("CREATE TABLE precious (thing)")
     database.close()
     with pytest.raises(StoreFailed, match="not a store of this version"):
@@ -243,7 +244,7 @@ def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) ->
 def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
     with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [sample(1)], marks(1)))
-    with sqlite3.connect(tmp_path / "store.db") as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as database, database:
         database.execute("UPDATE bucket SET content = CAST(substr(content, 1, length(content) - 1) || 'x' AS BLOB)")
     database.close()
     with SampleStore(tmp_path / "store.db") as store:
@@ -257,7 +258,7 @@ def test_a_damaged_bucket_is_not_taken_for_an_empty_one(tmp_path: pathlib.Path, 
     """It would not be missed: what a set has is what the heads of its buckets say."""
     with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [sample(1)], marks(1)))
-    with sqlite3.connect(tmp_path / "store.db") as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as database, database:
         ((row, content),) = database.execute("SELECT id, content FROM bucket").fetchall()
         count_at = next(at for at in range(HEAD_BYTES) if content[at : at + 1] == b"\x01" and at > 3)
         damaged = content[:8] if harm == "cut off" else content[:count_at] + b"\x00" + content[count_at + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sqlite3
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from heliograph_drivers.sqlite_common.pool import SqlitePool
 @pytest.fixture
 def pool(tmp_path: pathlib.Path) -> Iterator[SqlitePool]:
     path = tmp_path / "a.db"
-    with sqlite3.connect(path) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA journal_mode = wal")
         connection.execute("CREATE TABLE numbers (number)")
     connection.close()
