@@ -25,8 +25,8 @@ class DurabilityError(HeliographError):
 
 
 class StoreFailed(DurabilityError):
-    """The store on disk cannot be opened, read or written.  The service stops: what it cannot write it must not
-    acknowledge."""
+    """The store on disk cannot be opened, read or written.  The service ends, because it must not acknowledge what it
+    cannot write."""
 
 
 class StoreInUse(StoreFailed):
@@ -36,20 +36,20 @@ class StoreInUse(StoreFailed):
 
 
 class NameInUse(DurabilityError):
-    """Another service has the same name and has been running longer.  Give each ``[durability] node`` and ``store`` of
-    its own; after that the data of both is joined as that of two sides of a split."""
+    """Another service has the same name and has been running longer.  Give each service its own ``[durability] node``
+    and ``store``; then the data of both is joined as that of two sides of a split."""
 
     fault = "caller"
 
 
 class NoAligner(DurabilityError):
-    """No service may lead a name-space whose data is wanted here, and ``require_aligner`` says not to wait for one."""
+    """No service may lead a name-space whose data is wanted here, and ``require_aligner`` is set."""
 
     retriable = True
 
 
 class AdministrationRefused(DurabilityError):
-    """A service does not delete history or make snapshots for everyone that asks: see ``[durability] admin_key``."""
+    """A service deletes history and makes snapshots only for a process that has its ``[durability] admin_key``."""
 
     fault = "caller"
 

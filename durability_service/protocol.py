@@ -1,7 +1,7 @@
-"""What clients ask services, and what they are answered: queries and replies of the bus with a few fields more.
+"""Questions of clients and answers of services: queries and replies of the bus with additional fields.
 
-A publisher or a cache that gets such a query sees an ordinary one that asks for nothing, and says so; it ignores the
-fields it does not know.  So one question reaches every process, and only services have something to say.
+A question reaches every process on the bus.  A publisher or a cache ignores the fields that it does not know, sees a
+query that wants nothing, and replies that it has nothing.  Only services fill in the fields of an `Answer`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Ask(Query, omit_defaults=True):
     """A question to services; ``topics`` are the filters it is about."""
 
     durability: str = ""
-    """`STATUS`, `HISTORY`, `DIGESTS`, `DELETE` or `SNAPSHOT`; empty in a question that is not for us."""
+    """`STATUS`, `HISTORY`, `DIGESTS`, `DELETE` or `SNAPSHOT`; empty in an ordinary query of the bus."""
     domain: str = ""
     to: str = ""
     """Name of the service that is to answer; empty: all."""
     name_space: str = ""
     bucket: int = 0
     after: tuple[str, str, str] | None = None
-    """Where to go on: in this bucket, after this object."""
+    """The page begins in ``bucket``, behind this object."""
     only: list[int] = []
     """Buckets that are wanted; empty: all."""
     until: int = 0
-    """Of history, samples up to this timestamp; 0 for all.  ``since`` and ``newest`` bound it too, object by object."""
+    """The latest timestamp that is wanted; 0 for all.  ``since`` and ``newest`` of `Query` bound history, too."""
     wants_data: bool = False
-    """The asker is going to read: a service that fetches on first interest should begin."""
+    """The client is going to read: a service with a LAZY name-space fetches it now."""
     action: int = 0
-    """Identifies a deletion or a snapshot, so that asking twice does it once."""
+    """Identifies a deletion or a snapshot, so that a request that is repeated is done once."""
     challenge: bytes = b""
     proof: bytes = b""
-    """Of a deletion or a snapshot: see `durability_service.serving.administration`."""
+    """Of requests for a deletion or a snapshot: see `durability_service.serving.administration`."""
 
 
 class SpaceStatus(msgspec.Struct, kw_only=True):
@@ -65,13 +65,13 @@ class SpaceStatus(msgspec.Struct, kw_only=True):
     conflicts: list[str]
     counters: dict[str, int]
     warnings: list[str] = []
-    """What is configured in a way that cannot work well."""
+    """Sentences about the configuration and the data of the name-space."""
     durability: str = Durability.PERSISTENT.name
     """The strongest kind that the policy lets it keep."""
     joins: int = 0
-    """How often what another side had came in after this side was complete."""
+    """How often data of another side was added after this side was complete."""
     replacements: int = 0
-    """How often this side gave way to another, so that what it had may be gone."""
+    """How often data of another side replaced that of this side."""
 
 
 class PeerStatus(msgspec.Struct, kw_only=True):
@@ -94,12 +94,12 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     """Operations that are not on disk yet."""
     counters: dict[str, int]
     actions: dict[str, str]
-    """Deletions and snapshots lately asked for -> what became of them; empty while they are under way."""
+    """Requests for deletions and snapshots, the latest ones -> their outcome; empty until they are done."""
     kinds: list[tuple[str, str]] = []
     """Filter and kind, the first match wins; `default_kind` is for the rest."""
     default_kind: str = Durability.PERSISTENT.name
     trouble: list[str] = []
-    """What is wrong and concerns the whole service."""
+    """Faults that concern the whole service, a sentence each."""
 
 
 class SamplePage(msgspec.Struct, kw_only=True):
@@ -107,23 +107,23 @@ class SamplePage(msgspec.Struct, kw_only=True):
 
     samples: list[Sample]
     bucket: int
-    """Where to go on; -1 at the end."""
+    """The next page begins in this bucket, behind ``after``; -1 if this page is the last."""
     after: tuple[str, str, str] | None
     is_complete: bool
     epoch: Epoch
     digests: dict[int, bytes] = {}
-    """Of the buckets that begin in it, those that are empty left out; to a question for `DIGESTS`, of all."""
+    """Of the buckets that begin in this page; in an answer to `DIGESTS`, of all.  Empty buckets are left out."""
     deletions: list[Deletion] = []
-    """With the first page, and with digests."""
+    """In the first page, and in an answer to `DIGESTS`."""
 
 
 class Answer(Reply, omit_defaults=True):
     status: ServiceStatus | None = None
     page: SamplePage | None = None
     challenge: bytes = b""
-    """What the next deletion or snapshot that is asked for has to answer; empty where administration is off."""
+    """To be proven in the next request for a deletion or a snapshot; empty where administration is off."""
     refused: str = ""
-    """Why a deletion or a snapshot was not even begun."""
+    """Why a deletion or a snapshot was not begun."""
 
 
 Body = TypeVar("Body", Ask, Answer)
@@ -145,7 +145,7 @@ def unpack_ask(frame: bytes, header: Header) -> Ask:
     ask = _unpacked(_decode_ask, frame, header)
     check_scope_of(ask, header)
     if ask.durability and ask.scope != CONTROL_TOPIC:
-        raise UndecodableBody(f"a question to services is not asked in a scope, as this one in {ask.scope[:80]!r}")
+        raise UndecodableBody(f"a question to services must have no scope, and this one has {ask.scope[:80]!r}")
     return ask
 
 
@@ -158,4 +158,4 @@ def _unpacked(decode: Callable[[memoryview], Body], frame: bytes, header: Header
     try:
         return decode(frames.body(frame, header))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"not a question to, or an answer of, a durability service: {error}") from error
+        raise UndecodableBody(f"neither a question to nor an answer of a durability service: {error}") from error

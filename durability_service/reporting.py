@@ -1,4 +1,4 @@
-"""What a durability service tells of itself over HTTP (`pubsub_api.reporting`)."""
+"""Metrics and readiness of a durability service, served over HTTP by `pubsub_api.reporting`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_report(service: DurabilityService) -> ProcessReport:
-    """It is ready when every name-space is complete and nothing concerns the whole service."""
+    """A service is ready when every name-space is complete and its status lists no trouble."""
     report = ProcessReport(name=service.node, role="durability-service")
     report.add_source(lambda _number: _readings(service))
     report.add_check("name-spaces", lambda: _incomplete(service))

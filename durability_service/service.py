@@ -1,8 +1,13 @@
-"""The durability service: the core, with a bus, a store and time.
+"""The durability service: the core with a bus, a store and a clock.
 
-Threads: the bus's threads bring live events and messages of peers and run the core under one lock; the loop sends
-what is to be sent and runs the core when time has passed; the store writer writes; the watchdog watches both.  Live
-events wait when the disk is behind, so that nothing piles up in memory.
+Every thread that calls the core holds the service's lock.
+
+- The bus's threads deliver live events, messages of peers and questions of clients, and call the core with them.
+- The loop thread sends what the core wants sent, and calls the core when its next deadline is reached.
+- The store writer's thread writes, and reports to the core what is durable.
+- The watchdog's thread renews the lease file while the loop and the store writer make progress.
+
+While the disk is behind by `_LAG_MAX` operations, the thread that delivers live events blocks, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -60,14 +65,15 @@ from pubsub_api.runtime.closing import Closeable
 LOG = logging.getLogger(__name__)
 
 _LAG_MAX = 200
-"""Operations that the store has not done yet: each may hold as much as is gathered at a time."""
+"""Operations that are queued for the store.  Each may be as large as `config.GATHER_BYTES_MAX`."""
 _IDLE_S = 60.0
 
 
 class DurabilityService(Closeable):
-    """One service.  Raises what opening a driver, a store and the configuration may raise.
+    """A running durability service, until `close`.  Any thread may call.
 
-    ``publishers`` replaces the addresses of publishers of the configuration; ``peers`` those of ``[durability]``.
+    The constructor opens the driver and the store, and raises what these and reading the configuration raise.
+    ``publishers`` replaces the configured addresses of publishers, ``peers`` those in ``[durability] fellows``.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class DurabilityService(Closeable):
         self._is_closed = False
         self._failure: DurabilityError | None = None
         self._ended = threading.Event()
-        self._looked_at = time.monotonic()
+        self._loop_ran_at = time.monotonic()
         self.ranges = DurableRanges(config.CONFIRMED_STREAMS_MAX)
         self._live = LiveEvents(self.ranges, self.settings.rules.depth_of, self._core.keeps)
         self._writer = self._open_writer(store)
@@ -125,14 +131,14 @@ class DurabilityService(Closeable):
         self._loop = threading.Thread(target=self._run, name="heliograph-durability", daemon=True)
         self._loop.start()
         self._watchdog = Watchdog(
-            {"the service": lambda: self._looked_at, "the store": self._store_moved},
+            {"the service": lambda: self._loop_ran_at, "the store": self._writer_moved_at},
             lease_file=options.lease_file,
             interval_s=config.WATCHDOG_INTERVAL_S,
             timeout_s=config.WATCHDOG_TIMEOUT_S,
         )
 
     def _peer_addresses(self) -> list[str]:
-        """Where peers are heard: at their own addresses, or at the broker or router."""
+        """The addresses of the peers themselves, or that of the broker or router."""
         if self._driver.capabilities.bind_based:
             return list(self._options.fellows)
         return self._driver.listen_addresses()
@@ -151,10 +157,10 @@ class DurabilityService(Closeable):
     def _subscribe(self, publishers: Sequence[str] | None) -> Subscriber:
         filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
         return self._session.frames(
-            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from peers
+            filters or [config.CONTROL_TOPICS],  # a placeholder until name-spaces are learned from peers
             self._on_frames,
             on_resync=self._on_resync,
-            takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
+            takes_repeats=True,  # a publisher that confirms sends again what the subscriber has given up
             addresses=publishers,
             past="all",
         )
@@ -163,7 +169,7 @@ class DurabilityService(Closeable):
 
     @property
     def address(self) -> str:
-        """Where peers and clients reach this service on a bind-based driver."""
+        """The address at which peers and clients reach this service on a bind-based driver."""
         return self._bus.address
 
     @property
@@ -171,7 +177,7 @@ class DurabilityService(Closeable):
         return self.settings.node
 
     def listen_to(self, *, publisher: str = "", peer: str = "") -> None:
-        """Hear a further publisher or peer."""
+        """Add the address of a publisher or of a peer."""
         if publisher:
             self._subscriber.listen_to(publisher)
         if peer:
@@ -184,9 +190,9 @@ class DurabilityService(Closeable):
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the service has ended by itself; False when the time is over.
+        """Block until the service has ended; False after ``timeout_s``.
 
-        Raises StoreFailed, NoAligner, NameInUse.
+        Raises StoreFailed, NoAligner or NameInUse if that is why it ended.
         """
         is_ended = self._ended.wait(timeout_s)
         if self._failure is not None:
@@ -194,7 +200,7 @@ class DurabilityService(Closeable):
         return is_ended
 
     def close(self) -> None:
-        """Say good-bye, write what is queued, end every thread.  Idempotent."""
+        """Announce the end to the peers, write what is queued, end every thread.  Blocks until then.  Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -215,7 +221,7 @@ class DurabilityService(Closeable):
     def _step(self, event: Event) -> None:
         with self._lock:
             if self._is_store_lost:
-                return  # the core may be in the middle of something
+                return  # the step that failed may have left the core in an inconsistent state
             try:
                 effects = self._core.step(time.monotonic(), time.time_ns(), event)
             except (StoreFailed, UndecodableBody) as error:
@@ -243,7 +249,7 @@ class DurabilityService(Closeable):
     def _run(self) -> None:
         filters = {one for space in self.settings.name_spaces for one in space.filters}
         while True:
-            self._looked_at = time.monotonic()
+            self._loop_ran_at = time.monotonic()
             self._wakeup.clear()
             self._send_all()
             if self._is_closed:
@@ -251,15 +257,17 @@ class DurabilityService(Closeable):
             if self._is_store_lost:
                 self._wakeup.wait(_IDLE_S)
                 continue
-            self._look_for_late_events()
+            self._note_recovered_events()
             with self._lock:
                 missing = self._live.take_missing(time.monotonic())
                 deadline = min(self._core.next_deadline(), self._live.next_deadline())
                 leaderless = self._core.without_aligner() if self._options.require_aligner else []
                 known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
             if leaderless and self._failure is None:
-                self._on_failure(NoAligner(f"nobody may lead {', '.join(leaderless)}: see master_priority and aligner"))
-            with contextlib.suppress(Closed):  # when the service is closed meanwhile
+                self._on_failure(
+                    NoAligner(f"no service may lead {', '.join(leaderless)}: see master_priority and aligner")
+                )
+            with contextlib.suppress(Closed):  # `close` may close the subscriber at any time
                 if missing:
                     self._subscriber.ask_again(missing)
                 for topic_filter in sorted(known - filters):
@@ -270,8 +278,8 @@ class DurabilityService(Closeable):
             elif self._outgoing.empty():
                 self._wakeup.wait(min(deadline - time.monotonic(), _IDLE_S) if deadline > time.monotonic() else 0)
 
-    def _look_for_late_events(self) -> None:
-        """What was recovered after the bus had given it up is later than what readers were given."""
+    def _note_recovered_events(self) -> None:
+        """Have readers read again if events were recovered that were missing in what they have read."""
         with self._lock:
             if self._live.take_recovered() and self._questions.is_read:
                 self._step(LiveLost(is_read=True))
@@ -283,7 +291,7 @@ class DurabilityService(Closeable):
     # -- live events
 
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
-        """From the subscriber's one dispatcher."""
+        """Called by the subscriber's dispatcher, from one thread."""
         if self._writer and self._writer.lag >= _LAG_MAX:
             self._writer.wait_room(_LAG_MAX, config.WATCHDOG_TIMEOUT_S)
         with self._lock:
@@ -293,16 +301,16 @@ class DurabilityService(Closeable):
             self._feed_recorded()
 
     def _feed_recorded(self) -> None:
-        """Give the core what was recorded, and wait until it is in the sets."""
+        """Give the core what was recorded, and return when all of it is in the sets."""
         self._feed()
         while self._core.is_filing and self._failure is None:
-            self._step(Tick())  # others have their turn meanwhile: what is on disk only takes time
+            self._step(Tick())  # in many steps, so that other threads get the lock while buckets are read from disk
 
     def _feed(self) -> None:
         """Give the core what was recorded.
 
-        While the disk is busy events stay with the recorder, where newer ones replace them at little cost; when it is
-        done, the writer's thread files what came meanwhile.
+        While the disk is busy, events stay in the recorder, where newer ones replace them at little cost.  The writer's
+        thread calls this after each transaction.
         """
         with self._lock:
             live = self._live.take()
@@ -328,7 +336,7 @@ class DurabilityService(Closeable):
             self._actions.outcomes[str(number)] = outcome
 
     def _on_unreadable(self, error: Exception) -> None:
-        """What is on disk of a set cannot be read."""
+        """Part of a set cannot be read from the store: the service fails."""
         LOG.error("Durability: the store cannot be read: %s", error)
         self._on_failure(error if isinstance(error, StoreFailed) else StoreFailed(f"{self._options.store}: {error}"))
 
@@ -338,10 +346,10 @@ class DurabilityService(Closeable):
 
     @property
     def _is_store_lost(self) -> bool:
-        """Nothing is done or answered any more: whoever waits for the service closes it."""
+        """From then on the core is not called and no question is answered, until the program closes the service."""
         return isinstance(self._failure, StoreFailed)
 
-    def _store_moved(self) -> float | None:
+    def _writer_moved_at(self) -> float | None:
         return self._writer.moved_at if self._writer and self._writer.lag else None
 
     def _lag(self) -> int:
@@ -365,7 +373,7 @@ class DurabilityService(Closeable):
 
 
 def _identity(node: str, store: SampleStore | None) -> tuple[str, int]:
-    """Name and incarnation: from the store where there is one, else new."""
+    """Name and incarnation: from the store if there is one, otherwise new."""
     if store is not None:
         name, incarnation = store.start_life(node)
         return (name, incarnation) if name else store.start_life(f"{config.default_node()}-{os.urandom(4).hex()}")

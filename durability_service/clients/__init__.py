@@ -1,1 +1,1 @@
-"""What programs use without running a service: questions, history, a resync source."""
+"""Clients, for programs that run no service: questions to services, history for subscribers, a resync source."""

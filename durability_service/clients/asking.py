@@ -1,4 +1,4 @@
-"""Asking every process on the bus a question that only durability services answer, and collecting what they say."""
+"""Asking durability services a question, which goes to every process on the bus, and collecting their answers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOG = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 0.3
 _ASK_AGAIN_MAX_S = 2.0
-"""A question without an answer is repeated: the link may have come up meanwhile.  More and more seldom: a service that
-needs long for an answer need not give it many times."""
+"""A question without an answer is repeated, because the link may not have been up.  Each pause is twice as long as the
+one before, so that a service that needs long for an answer need not give it many times."""
 
 
 class Asker:
-    """A receiving end of its own, for questions and answers.  Any thread may ask.
+    """Has a receiving end of its own, for questions and answers.  Any thread may ask.
 
-    ``on_advert`` is called, from the driver's thread, with what services say of themselves to each other.
+    ``on_advert`` is called, from the driver's thread, with each advert that services send to each other.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Asker:
         self._end.daemonize()
 
     def close(self) -> None:
-        """Calls that wait for an answer get none.  Idempotent."""
+        """End calls of `ask` and `pause`, which return what they have.  Idempotent."""
         self._is_closed = True
         with self._changed:
             self._changed.notify_all()
@@ -80,10 +80,14 @@ class Asker:
         enough: Callable[[Answer], bool] | None = None,
         is_settled: Callable[[Sequence[Answer]], bool] = bool,
     ) -> list[Answer]:
-        """Ask every process; return the answers of services.
+        """Ask every process, block, and return the answers of services.
 
-        Returns as soon as ``enough`` is true of one, or all that were asked have answered, or nothing new came for
-        ``settle_s`` after the first answer of a service and ``is_settled`` is true of the answers, or the time is over.
+        Returns when one of these is true:
+        - ``enough`` is true of an answer;
+        - all processes that were asked have answered, a service among them;
+        - no further answer came for ``settle_s``, or with ``enough`` until the question is due again, and
+          ``is_settled`` is true of the answers;
+        - ``timeout_s`` is over, or `close` was called.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -108,8 +112,8 @@ class Asker:
     def _send(self, frame: bytes) -> int | None:
         try:
             return self._end.query(frame)
-        except (DriverError, Closed) as error:  # no link yet; it is asked again
-            LOG.debug("Durability client: a question went nowhere: %s", error)
+        except (DriverError, Closed) as error:  # there is no link yet: `ask` repeats the question
+            LOG.debug("Durability client: a question was not sent: %s", error)
             return None
 
     def _collect(
@@ -134,10 +138,12 @@ class Asker:
                     return ours
 
     def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
+        """False if no further answer came for this time."""
         known = len(answers)
-        return self._changed.wait_for(lambda: len(answers) > known or self._is_closed, max(0.0, pause_s))
+        return self._changed.wait_for(lambda: len(answers) > known or self._is_closed, pause_s)
 
     def pause(self, pause_s: float) -> None:
+        """Block for this time, or until `close` is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed, max(0.0, pause_s))
 
@@ -164,7 +170,7 @@ class Asker:
                 self._changed.notify_all()
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """Nothing without an envelope is an answer."""
+        """A payload without the header of a frame is never an answer."""
 
     def on_link(self, report: LinkReport) -> None:
         LOG.debug("Durability client: %s", report)

@@ -1,10 +1,10 @@
-"""The past, for subscribers that ask for it: what durability services keep.
+"""The history source of subscribers: it reads what durability services keep.
 
-The kind of a topic, and how much the subscriber asks for, decide where its past comes from: the weaker of the two
-counts.  TRANSIENT and PERSISTENT data is asked of services, TRANSIENT_LOCAL data of the publishers themselves.
+How a topic is kept, and what the subscriber asks for, decide where history comes from; the weaker of the two counts.
+For TRANSIENT and PERSISTENT data services are asked, for TRANSIENT_LOCAL data the publishers.
 
-Services tell each other all the time how they stand.  A source listens, so that a reader learns when two sides of a
-split were joined, or when a service came up where there was none.
+The source listens to the adverts of services, so that a subscriber reads again when two sides of a split were joined,
+or when a service has started where there was none.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pubsub_api.subscribing.history import HistorySource, Mismatch, OnChange, On
 
 LOG = logging.getLogger(__name__)
 
-_SECOND_LOOK_PART = 1.5
-"""Of the silence after which a publisher is missed.  What was published right before a reader came may still be on its
-way to every service.  What takes longer than that silence is noticed and told by the services; for the rest a
-reader looks once more."""
+_SECOND_READ_PART = 1.5
+"""Part of the silence after which a publisher is missed.  Events that were published right before the first read may
+not have reached any service yet.  Services report in their adverts events that come later than that silence; for the
+others a subscriber reads a second time, after this part of it."""
 
 
 class DurableHistory(HistorySource):
-    """``services`` are addresses of services on a bind-based driver; by default ``[durability] fellows``, or the
-    publishers'.  Raises InvalidConfig."""
+    """``services`` are the addresses of services, for bind-based drivers.  The default is ``[durability] fellows`` or,
+    where that is empty, the addresses of the publishers.  Raises InvalidConfig."""
 
     def __init__(
         self, session: Session, topics: Sequence[str], durability: Durability, *, services: Sequence[str] | None = None
@@ -50,17 +50,17 @@ class DurableHistory(HistorySource):
         self._asks_publishers = Durability.TRANSIENT_LOCAL in self._kinds(topics)
         self._lock = threading.Lock()
         self._news = ServiceNews()
-        self._read_topics = self._topics
         self._readings: dict[str, SpaceReading] = {}
-        """What was read, by name-space: later only what differs is."""
-        self._second_look_s = _SECOND_LOOK_PART * pubsub_config.silence_timeout(session.conf)
-        self._second_look: threading.Timer | None = None
-        self._is_nobody_there = False
+        """Name-space -> what was read of it.  A later read takes only buckets that differ."""
+        self._second_read_s = _SECOND_READ_PART * pubsub_config.silence_timeout(session.conf)
+        self._second_read: threading.Timer | None = None
+        self._is_without_service = False
+        """No service answered the last read."""
         self._mismatches: list[Mismatch] = []
         self._on_change: OnChange | None = None
         self._client: DurabilityClient | None = None
         if durability >= Durability.TRANSIENT:
-            self._client = DurabilityClient(session, addresses=services, on_advert=self._heard)
+            self._client = DurabilityClient(session, addresses=services, on_advert=self._on_advert)
 
     @property
     def asks_publishers(self) -> bool:
@@ -71,27 +71,25 @@ class DurableHistory(HistorySource):
         return self._no_service_s
 
     def read(self, topics: Sequence[str], on_page: OnPage, *, timeout_s: float) -> HistoryOutcome:
-        self._topics = list(topics)
+        if self._topics != list(topics):
+            self._topics, self._readings = list(topics), {}
         if self._client is None or max(self._kinds(topics)) < Durability.TRANSIENT:
             return HistoryOutcome.COMPLETE
 
         def on_samples(samples: Sequence[Sample]) -> None:
             on_page([event_of(sample) for sample in samples])
 
-        if self._read_topics != self._topics:
-            self._read_topics, self._readings = self._topics, {}
-        readings = self._readings
         outcome = self._client.read(
-            topics, on_samples, timeout_s=timeout_s, on_services=self._answered, readings=readings
+            topics, on_samples, timeout_s=timeout_s, on_services=self._note_services, readings=self._readings
         )
-        self._is_nobody_there = outcome is HistoryOutcome.NO_SERVICE
-        if outcome is HistoryOutcome.COMPLETE and self._second_look is None:
-            self._second_look = threading.Timer(self._second_look_s, self._look_again)
-            self._second_look.daemon = True
-            self._second_look.start()
+        self._is_without_service = outcome is HistoryOutcome.NO_SERVICE
+        if outcome is HistoryOutcome.COMPLETE and self._second_read is None:
+            self._second_read = threading.Timer(self._second_read_s, self._read_again)
+            self._second_read.daemon = True
+            self._second_read.start()
         return outcome
 
-    def _look_again(self) -> None:
+    def _read_again(self) -> None:
         if self._on_change is not None:
             self._on_change(False)
 
@@ -103,19 +101,19 @@ class DurableHistory(HistorySource):
             return list(self._mismatches)
 
     def close(self) -> None:
-        if self._second_look is not None:
-            self._second_look.cancel()
+        if self._second_read is not None:
+            self._second_read.cancel()
         if self._client is not None:
             self._client.close()
 
     def _kinds(self, topics: Sequence[str]) -> set[Durability]:
-        """The kinds in which the past of these topics may reach the reader, by the rules known here."""
+        """The kinds of data that the subscriber may get of these topics, by the rules of this process."""
         return {min(self._asked, kind) for topic in topics for _, kind in self._rules.kinds_within(topic)}
 
-    # -- what services say
+    # -- what services report
 
-    def _answered(self, services: Sequence[ServiceStatus]) -> None:
-        """They are about to be read: what they have now will be known."""
+    def _note_services(self, services: Sequence[ServiceStatus]) -> None:
+        """Called before these services are read."""
         with self._lock:
             for service in services:
                 for space in service.name_spaces:
@@ -127,25 +125,25 @@ class DurableHistory(HistorySource):
             for mismatch in found:
                 LOG.warning("History of %s.", mismatch)
 
-    def _heard(self, advert: Advert) -> None:
-        """From the driver's thread."""
+    def _on_advert(self, advert: Advert) -> None:
+        """Called by the driver's thread."""
         with self._lock:
             wanted = [
                 space
                 for space in advert.name_spaces
                 if any(intersect(one, own) for one in self._topics for own in space.filters)
             ]
-            is_joined, is_replaced = self._news.heard(advert, [space.name for space in wanted])
-            is_joined = is_joined or (self._is_nobody_there and any(space.is_complete for space in wanted))
+            is_joined, is_replaced = self._news.note_advert(advert, [space.name for space in wanted])
+            is_joined = is_joined or (self._is_without_service and any(space.is_complete for space in wanted))
         if self._on_change is not None and (is_joined or is_replaced):
-            self._is_nobody_there = False
+            self._is_without_service = False
             if is_replaced:
-                self._readings = {}  # what was delivered may be gone, and is told again
+                self._readings = {}  # what was delivered may be gone: everything is read again
             self._on_change(is_replaced)
 
 
 def find_mismatches(topics: Sequence[str], asked: Durability, services: Sequence[ServiceStatus]) -> list[Mismatch]:
-    """Where these services keep less of the topics than was asked for.  They all have the same rules."""
+    """Where these services, which have the same rules, keep less of the topics than was asked for."""
     if not services:
         return []
     rules = TopicRules(

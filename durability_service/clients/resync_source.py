@@ -1,8 +1,9 @@
 """Durability services as the resync source of a local cache: ``[local_cache] resync_source = durability``.
 
-Services keep the newest change of every object that they have heard of, and a checkpoint (`durability_service.
-checkpoint`) says what they must have heard of.  What fits it is taken; what does not is named, and read from the
-database.  What is later than the checkpoint is taken too: so services can stand in for a database that is away.
+Services keep the newest change of every object that they have received.  A checkpoint
+(`durability_service.storage.checkpoint`) says which objects there are.  Changes that agree with the checkpoint, or are
+later, are taken: so services can stand in for a database that is unreachable.  Objects whose change does not agree are
+read from the database.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar
 from oslo_config import cfg
 
 from durability_service import config
-from durability_service.client import DurabilityClient, Outcome
+from durability_service.client import DurabilityClient
 from durability_service.core.sets.samples import Sample
 from durability_service.serving.sampling import event_of
 from durability_service.storage import checkpoint
@@ -24,6 +25,7 @@ from nb_api.core.own_tables import is_own
 from nb_api.errors import SourceUnavailable
 from nb_api.notify_config import SOURCE_TIMEOUT_S
 from pubsub_api import Event, Session
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import Closed, InvalidConfig
 
 
@@ -51,13 +53,16 @@ class DurabilitySource(SnapshotSource):
         return _ServiceSnapshot(self, known, tables, topics)
 
     def read(self, topics: Sequence[str], take: Callable[[Sequence[Sample]], None]) -> None:
-        """Everything that services keep of these topics.  Raises SourceUnavailable, Closed, what ``take`` raises."""
+        """Give everything that services keep of these topics to ``take``.  Blocks.
+
+        Raises SourceUnavailable, Closed, and what ``take`` raises.
+        """
         outcome = self._client.read(topics, take, timeout_s=self._timeout_s)
-        if outcome is Outcome.COMPLETE:
+        if outcome is HistoryOutcome.COMPLETE:
             return
         if self._is_closed:
             raise Closed("the resync source is closed")
-        if outcome is Outcome.NO_SERVICE:
+        if outcome is HistoryOutcome.NO_SERVICE:
             raise SourceUnavailable("no durability service answers")
         raise SourceUnavailable(f"no durability service gave everything within {self._timeout_s} s")
 
@@ -67,7 +72,7 @@ class DurabilitySource(SnapshotSource):
 
 
 class _ServiceSnapshot(SourceSnapshot):
-    """What services have, held against a checkpoint."""
+    """What services have, compared with a checkpoint."""
 
     def __init__(
         self, source: DurabilitySource, known: Checkpoint, tables: Sequence[str] | None, topics: Sequence[str]
@@ -76,31 +81,33 @@ class _ServiceSnapshot(SourceSnapshot):
         self._known = known
         self._topics = topics
         selection = TopicSelection(tables, topics)
-        self._missing = {name for name, (_, topic) in known.versions.items() if selection.selects(name[0], topic)}
+        self._unconfirmed = {name for name, (_, topic) in known.versions.items() if selection.selects(name[0], topic)}
+        """Objects of the checkpoint for which no service has a change that agrees with it."""
         self._older: dict[ObjectKey, Event] = {}
+        """Object -> an older change of it."""
 
     @property
     def revision(self) -> int:
         return self._known.revision
 
     def read(self, take: Take) -> Sequence[Doubt]:
-        def sort_out(samples: Sequence[Sample]) -> None:
+        def take_wanted(samples: Sequence[Sample]) -> None:
             take([event for event in map(event_of, samples) if self._is_wanted(event)])
 
-        self._source.read(self._topics, sort_out)
-        return [Doubt(*name, self._older.get(name)) for name in sorted(self._missing)]
+        self._source.read(self._topics, take_wanted)
+        return [Doubt(*name, self._older.get(name)) for name in sorted(self._unconfirmed)]
 
     def _is_wanted(self, event: Event) -> bool:
-        """Whether what services have of an object is as the checkpoint says, or later, or a tombstone."""
-        if not event.version or is_own(event.table):  # no change of an object of the database
+        """Whether a change agrees with the checkpoint, or is later, or is a deletion."""
+        if not event.version or is_own(event.table):  # not a change of an object in the database
             return False
         name = (event.table, event.key)
         is_delete = event.action == "delete"
         is_as_known = not is_delete and (event.version, event.topic) == self._known.versions.get(name)
         if is_as_known or event.version > self._known.revision_of(name):
-            self._missing.discard(name)
+            self._unconfirmed.discard(name)
             return True
-        if not is_delete and name in self._missing:
+        if not is_delete and name in self._unconfirmed:
             self._older[name] = event
         return is_delete
 

@@ -1,9 +1,9 @@
-"""Reading what services keep of a name-space: all of it from one of them, and from each other what differs.
+"""Reading what services keep of a name-space: everything from one of them, and from each other what differs.
 
-A service may lag behind one that acknowledged, and cannot always know it.  So a reader asks every complete service
-that it reaches for the digests of its buckets, and reads those that it has not read yet.  Equal sets cost nothing, sets
-that differ by what is on its way cost a few buckets, and what any of the services acknowledged before is in what was
-read.
+A service may lag behind another one that has acknowledged a sample, and does not always know it.  So a reader asks
+every complete service that it reaches for the digests of its buckets, and reads the buckets that it has not read yet in
+this state.  Equal sets cost nothing; sets that differ by a few recent samples cost a few buckets.  In the end the
+reader has everything that any of these services had acknowledged.
 
 Sans-IO: `durability_service.client` asks over the bus, the simulator in memory.
 """
@@ -18,21 +18,21 @@ from durability_service.core.sets.samples import Sample
 
 _SERVICES_MAX = 10_000
 _DIGESTS_MAX = 4
-"""Of a bucket.  One that is forgotten costs reading the bucket again."""
+"""Digests that are remembered for each bucket.  If a digest is forgotten, the bucket is read again."""
 
 
 class SpaceReading:
-    """What was read of one name-space, whichever service it came from."""
+    """What was read of one name-space, from any service."""
 
     def __init__(self) -> None:
         self._read: dict[int, list[bytes]] = {}
-        """Bucket -> the digests that it had where it was read, the last ones."""
+        """Bucket -> its digests at the services from which it was read, the latest ones."""
         self._deletions: set[Deletion] = set()
         self.is_begun = False
-        """Some service was read whole."""
+        """A service was read completely."""
 
-    def took(self, digests: Mapping[int, bytes]) -> None:
-        """All that was asked of a service was read; its buckets were like that."""
+    def note_read(self, digests: Mapping[int, bytes]) -> None:
+        """All buckets that were asked for were read from one service; these were their digests."""
         self.is_begun = True
         for number, digest in digests.items():
             known = self._read.setdefault(number, [])
@@ -40,43 +40,43 @@ class SpaceReading:
                 known.append(digest)
                 del known[:-_DIGESTS_MAX]
 
-    def deleted(self, deletions: Iterable[Deletion]) -> None:
-        """A service knows these."""
+    def note_deletions(self, deletions: Iterable[Deletion]) -> None:
+        """A service has reported these deletions of history."""
         self._deletions.update(deletions)
 
     def differing(self, digests: Mapping[int, bytes]) -> list[int]:
-        """Of what another service has, the buckets that were not read like that."""
+        """The buckets of a service, given by their digests, that were not read yet in this state."""
         return sorted(number for number, digest in digests.items() if digest not in self._read.get(number, ()))
 
     def wanted(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Without what another service said is deleted: a service that lags may not know it yet."""
+        """The samples that no known deletion covers.  A service that lags may still have deleted ones."""
         if not self._deletions:
             return list(samples)
         return [sample for sample in samples if not any(one.covers(sample) for one in self._deletions)]
 
 
 News = tuple[int, int, int]
-"""Incarnation of a service, and in one of its name-spaces how often data came in late, or replaced what was there."""
+"""Incarnation of a service, and the counters ``joins`` and ``replacements`` of one of its name-spaces."""
 
 
 class ServiceNews:
-    """How services stood when they were read, and whether what they say now means that it is worth reading again."""
+    """Tells from adverts whether services have got data, since they were read, that makes it worth reading again."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], News] = {}
-        """Node and name-space -> how it stood when it was last heard."""
+        """Node and name-space -> the latest news."""
 
     def note(self, node: str, name_space: str, news: News) -> News | None:
-        """Remember how a service stands; what was known before."""
+        """Remember the news of a service.  Returns those that were known before."""
         key = (node, name_space)
         known = self._known.pop(key, None)
         if len(self._known) >= _SERVICES_MAX:
             del self._known[next(iter(self._known))]
-        self._known[key] = max(news, known) if known else news  # an older one that comes late says nothing
+        self._known[key] = max(news, known) if known else news  # adverts may arrive out of order
         return known
 
-    def heard(self, advert: Advert, names: Iterable[str]) -> tuple[bool, bool]:
-        """Whether data came in, and whether data was replaced, since these name-spaces of it were last heard of."""
+    def note_advert(self, advert: Advert, names: Iterable[str]) -> tuple[bool, bool]:
+        """Whether data was added late, and whether data was replaced, in these name-spaces since the last note."""
         is_joined = is_replaced = False
         wanted = set(names)
         for space in advert.name_spaces:

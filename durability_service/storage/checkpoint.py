@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from durability_service.client import DurabilityClient, Outcome
+from durability_service.client import DurabilityClient
 from durability_service.core.sets.samples import InstanceKey, Sample
 from durability_service.errors import DurabilityError, NoService
 from durability_service.serving.sampling import event_of
@@ -27,6 +27,7 @@ from nb_api.core.events import events_of
 from nb_api.core.own_tables import OWN_PREFIX, is_own
 from nb_api.db_api import Change, DbApi, DbObject
 from pubsub_api import Event, Publisher
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import WaitTimeout
 
@@ -159,9 +160,9 @@ class _CheckpointWriter:
     def _held(self, topics: Sequence[str]) -> dict[InstanceKey, Sample]:
         """The newest that services have of each object on each topic.  Raises NoService, DurabilityError."""
         outcome, samples = self._client.history(topics, timeout_s=self._left_s())
-        if outcome is Outcome.NO_SERVICE:
+        if outcome is HistoryOutcome.NO_SERVICE:
             raise NoService("no durability service answered")
-        if outcome is not Outcome.COMPLETE:
+        if outcome is not HistoryOutcome.COMPLETE:
             raise DurabilityError("no durability service has a complete set yet")
         return {sample.instance: sample for sample in samples}  # oldest first
 

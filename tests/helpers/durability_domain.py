@@ -12,14 +12,14 @@ import msgspec
 
 import pubsub_api
 from durability_service import config
-from durability_service.client import DurabilityClient, Outcome
+from durability_service.client import DurabilityClient
 from durability_service.clients.history import DurableHistory
 from durability_service.core.sets.batches import unpack
 from durability_service.core.sets.samples import Sample
 from durability_service.protocol import ServiceStatus
 from durability_service.service import DurabilityService
 from durability_service.storage.store import SampleStore
-from pubsub_api.core.durability import Durability
+from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.waiting import wait_until
@@ -148,7 +148,7 @@ def read_history(session: pubsub_api.Session, services: Sequence[str] | None, to
 
     with DurabilityClient(session, addresses=services) as client:
         outcome, samples = client.history(topics, timeout_s=TIMEOUT_S)
-    assert outcome is Outcome.COMPLETE, outcome
+    assert outcome is HistoryOutcome.COMPLETE, outcome
     return {event.key: event.value for event in map(event_of, samples) if event.action != "delete"}
 
 

@@ -20,8 +20,8 @@ from durability_service.testing.simulator.oracle import Oracle
 from pubsub_api.testing.simulator.world import World
 
 _PAGE_BYTES = 200
-_SECOND_LOOK_S = 0.2
-"""By then what was on its way has come."""
+_SECOND_READ_S = 0.2
+"""By then events that were on their way have arrived."""
 
 
 class SimReader:
@@ -49,7 +49,7 @@ class SimReader:
             self.set.add(sample)
 
     def heard(self, advert: Advert) -> None:
-        is_joined, is_replaced = self._news.heard(advert, [self.space.name])
+        is_joined, is_replaced = self._news.note_advert(advert, [self.space.name])
         if is_replaced:
             self.is_replaced, self._reading = True, SpaceReading()
         self._is_due = self._is_due or is_joined or is_replaced
@@ -68,7 +68,7 @@ class SimReader:
             self._read_from(node, self._reading)
         self._is_due = False
         if not self.is_complete:
-            self._world.after(_SECOND_LOOK_S, self.read)
+            self._world.after(_SECOND_READ_S, self.read)
         self.is_complete = True
         self._oracle.was_read(self, sources)
 
@@ -96,7 +96,7 @@ class SimReader:
             found = answers.digests(core, ask)
             assert found is not None
             ask.only = reading.differing(found.digests)
-            reading.deleted(found.deletions)
+            reading.note_deletions(found.deletions)
             if not ask.only:
                 return
         digests: dict[int, bytes] = {}
@@ -104,8 +104,8 @@ class SimReader:
             page = answers.page(core, ask, _PAGE_BYTES, node.wall_ns())
             assert page is not None
             digests |= page.digests
-            reading.deleted(page.deletions)
+            reading.note_deletions(page.deletions)
             for sample in reading.wanted(page.samples):
                 self.set.add(sample)
             ask.bucket, ask.after = page.bucket, page.after
-        reading.took(digests)
+        reading.note_read(digests)

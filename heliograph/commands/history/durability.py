@@ -163,11 +163,11 @@ def _no_service(args: argparse.Namespace) -> NoReturn:
 
 
 def _history(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
-    from durability_service.client import Outcome
     from durability_service.serving.sampling import event_of
+    from pubsub_api.core.durability import HistoryOutcome
 
     outcome, samples = client.history(args.topics, timeout_s=args.timeout)
-    if outcome is Outcome.NO_SERVICE:
+    if outcome is HistoryOutcome.NO_SERVICE:
         _no_service(args)
     for sample in samples:
         event = event_of(sample)
@@ -175,7 +175,7 @@ def _history(client: DurabilityClient, args: argparse.Namespace, output: Output)
             event_record(event),
             f"{event.topic} {event.table}/{event.key} {event.action} {compact(event.value)}",
         )
-    return exits.OK if outcome is Outcome.COMPLETE else exits.FAILED
+    return exits.OK if outcome is HistoryOutcome.COMPLETE else exits.FAILED
 
 
 def _delete(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import pubsub_api
-from durability_service.client import DurabilityClient, Outcome
+from durability_service.client import DurabilityClient
 from nb_api import NbApi
 from nb_api.db_api import Change
 from nb_api.writing.publishing import DirectPublisher
@@ -23,6 +23,7 @@ from pubsub_api import Event, History, Publisher, config, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.events import encode_event
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query
@@ -337,6 +338,6 @@ def test_a_tenant_is_told_nothing_by_a_durability_service(url_of: UrlOf, tmp_pat
         with contextlib.closing(DurabilityClient(session)) as client:
             assert client.status(timeout_s=1.0) == []
             for topic in topics:
-                assert client.history([topic], timeout_s=1.0) == (Outcome.NO_SERVICE, [])
+                assert client.history([topic], timeout_s=1.0) == (HistoryOutcome.NO_SERVICE, [])
         with contextlib.closing(domain.client()) as client:
-            assert client.history(topics, timeout_s=WAIT_S)[0] is Outcome.COMPLETE
+            assert client.history(topics, timeout_s=WAIT_S)[0] is HistoryOutcome.COMPLETE

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import pubsub_api
-from durability_service.client import Outcome, Within
+from durability_service.client import Within
 from durability_service.core.effects import StoreOperation
 from durability_service.core.namespaces import Kind
 from durability_service.errors import NoAligner, NoService, StoreFailed, StoreInUse
 from durability_service.service import DurabilityService
 from durability_service.serving.sampling import event_of
 from durability_service.storage.store import SampleStore
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
 from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import Bus
@@ -65,7 +66,7 @@ def test_a_late_joiner_gets_what_was_published_before_and_after(domain: Domain) 
     publisher.confirm(caches=2, timeout_s=TIMEOUT_S, addresses=domain.addresses)
     seen: list[pubsub_api.Event] = []
     with domain.reader(["orders/#"], seen) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
         assert len(seen) == 20
         assert {one.key: one.value for one in seen}["k3"] == "newer"
         assert [one.action for one in seen if one.key == "k4"] == ["delete"]
@@ -83,13 +84,13 @@ def test_persistent_data_outlives_everybody(domain: Domain) -> None:
     publisher.confirm(caches=1, timeout_s=TIMEOUT_S, addresses=domain.addresses)
     stamps: list[pubsub_api.Event] = []
     with domain.reader(["orders/#"], stamps) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     publisher.close()
     domain.stop("a")
     domain.start("a")
     seen: list[pubsub_api.Event] = []
     with domain.reader(["orders/#"], seen) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     assert sorted(seen, key=lambda one: one.key) == sorted(stamps, key=lambda one: one.key)
     assert [one.value for one in sorted(seen, key=lambda one: one.key)] == [{"up": True}, 2]
 
@@ -107,7 +108,7 @@ def test_a_new_service_takes_over_what_the_others_have(domain: Domain) -> None:
     wait_until(lambda: domain.services["b"].status().name_spaces[0].master == "b", TIMEOUT_S, "b to lead")
     seen: list[pubsub_api.Event] = []
     with domain.reader(["#"], seen) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     assert len(seen) == 10
 
 
@@ -126,7 +127,7 @@ def test_deleted_history_stays_deleted_also_in_a_service_that_was_away(domain: D
     wait_samples(domain, 2)
     with domain.client() as client:
         outcome, samples = client.history(["#"], timeout_s=TIMEOUT_S)
-    assert outcome is Outcome.COMPLETE
+    assert outcome is HistoryOutcome.COMPLETE
     assert sorted(one.key for one in samples) == ["k2", "k3"]
     publisher.close()
 
@@ -136,7 +137,7 @@ def test_without_a_service_that_is_said_soon(domain: Domain) -> None:
     publisher = domain.publisher()
     hasty = pubsub_api.open(conf=durability_conf(domain.url, no_service_time=0.5))
     with hasty as session, domain.reader(["orders/#"], seen, session=session) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.NO_SERVICE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.NO_SERVICE
         publish(publisher, event("k1", "live"))
         wait_until(lambda: [one.value for one in seen] == ["live"], TIMEOUT_S, "live events all the same")
     publisher.close()
@@ -148,7 +149,7 @@ def test_without_a_service_that_is_said_soon(domain: Domain) -> None:
 def newest_values(domain: Domain) -> list[Any]:
     with domain.client() as client:
         outcome, samples = client.history(["#"], timeout_s=TIMEOUT_S)
-    assert outcome is Outcome.COMPLETE
+    assert outcome is HistoryOutcome.COMPLETE
     return [event_of(one).value for one in samples]
 
 
@@ -204,7 +205,7 @@ def test_history_is_as_deep_as_the_topic_says(local: Domain) -> None:
     wait_samples(local, 4)
     seen: list[pubsub_api.Event] = []
     with local.reader(["#"], seen) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     assert [one.value for one in seen if one.topic == "deep"] == [2, 3, 4]
     assert [one.value for one in seen if one.topic == "flat"] == [4]
     publisher.close()
@@ -215,12 +216,12 @@ def test_transient_local_data_comes_from_the_publisher_and_goes_with_it(local: D
     publish(publisher, event("k1", 1), event("k2", 2))
     seen: list[pubsub_api.Event] = []
     with local.reader(["orders/#"], seen, kind=Kind.TRANSIENT_LOCAL) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
         wait_until(lambda: len(seen) == 2, TIMEOUT_S, "the publisher's own history")
     publisher.close()
     seen.clear()
     with local.reader(["orders/#"], seen, kind=Kind.TRANSIENT_LOCAL) as reader:
-        assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
+        assert reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
     assert seen == []
 
 
@@ -230,12 +231,14 @@ def test_without_a_publisher_transient_local_data_is_not_waited_for(tmp_path: pa
     seen: list[pubsub_api.Event] = []
     with pubsub_api.open(conf=durability_conf(url, no_service_time=0.3)) as session:
         reader = session.subscriber(["orders/#"], seen.append, past=Kind.TRANSIENT_LOCAL)
-        assert reader.wait_for_historical_data(10 * TIMEOUT_S) is Outcome.NO_SERVICE
+        assert reader.wait_for_historical_data(10 * TIMEOUT_S) is HistoryOutcome.NO_SERVICE
         with pubsub_api.open(conf=fast_conf(url)) as other:
             publish(other.publisher(), event("k1", 1))
             wait_until(lambda: seen, TIMEOUT_S, "what the publisher remembers")
             wait_until(
-                lambda: reader.wait_for_historical_data(0.0) is Outcome.COMPLETE, TIMEOUT_S, "history to be complete"
+                lambda: reader.wait_for_historical_data(0.0) is HistoryOutcome.COMPLETE,
+                TIMEOUT_S,
+                "history to be complete",
             )
         reader.close()
 
@@ -336,7 +339,7 @@ def test_the_number_of_services_may_come_from_the_configuration(local: Domain) -
 def test_a_service_that_must_not_wait_for_an_aligner_ends_with_an_error(local: Domain) -> None:
     conf = durability_conf(local.url, node="a", require_aligner=True, initial_discovery_period=0.1)
     conf.set_override("aligner", False, group="durability_policy:default")
-    with DurabilityService(conf) as service, pytest.raises(NoAligner, match="nobody may lead all"):
+    with DurabilityService(conf) as service, pytest.raises(NoAligner, match="no service may lead all"):
         service.wait(TIMEOUT_S)
 
 
@@ -352,7 +355,7 @@ def test_a_lazy_service_fetches_when_somebody_wants_to_read(local: Domain) -> No
         wait_until(lambda: lazy.status().name_spaces[0].phase == "DORMANT", TIMEOUT_S, "the lazy one to rest")
         assert lazy.status().name_spaces[0].samples == 0
         with local.client() as client:
-            assert client.history(["#"], timeout_s=TIMEOUT_S)[0] is Outcome.COMPLETE
+            assert client.history(["#"], timeout_s=TIMEOUT_S)[0] is HistoryOutcome.COMPLETE
         wait_until(lambda: lazy.status().name_spaces[0].is_complete, TIMEOUT_S, "the lazy one to fetch")
         assert lazy.status().name_spaces[0].samples == 1
     publisher.close()

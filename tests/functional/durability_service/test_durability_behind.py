@@ -11,10 +11,11 @@ import pytest
 
 import pubsub_api
 from durability_service import config
-from durability_service.client import DurabilityClient, Outcome
+from durability_service.client import DurabilityClient
 from durability_service.clients.history import DurableHistory
 from durability_service.service import DurabilityService
 from pubsub_api import Durability
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.testing.fast_conf import fast_conf
 from tests.helpers.durability_domain import TIMEOUT_S, durability_conf, is_settled
 from tests.helpers.waiting import wait_until
@@ -88,7 +89,7 @@ def test_a_late_joiner_gets_what_any_service_that_it_reaches_has_acknowledged(
     ):
         for _ in range(8):  # whom it asks first is chance
             outcome, samples = client.history(["#"], timeout_s=TIMEOUT_S)
-            assert outcome is Outcome.COMPLETE
+            assert outcome is HistoryOutcome.COMPLETE
             assert sorted(sample.key for sample in samples) == ["k1", "k2"]
     assert domain.samples() == (2, 1)
     domain.close()
@@ -115,7 +116,9 @@ def test_who_reached_only_the_one_behind_is_told_when_it_has_reconciled(
             addresses=[],
         )
         wait_until(  # after a service that answers too late on a loaded machine it goes on looking
-            lambda: reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE, TIMEOUT_S, "history to be complete"
+            lambda: reader.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE,
+            TIMEOUT_S,
+            "history to be complete",
         )
         wait_until(lambda: sorted(event.key for event in seen) == ["k1", "k2"], TIMEOUT_S, "the reader to be told")
         reader.close()
