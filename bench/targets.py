@@ -127,7 +127,7 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("spark_memory", "ingest", "zmq", "memory of the Python processes of an ingest, all events hot", "<=", 1.0, "GB"),
     ("spark_memory", "missing", "zmq", "objects missing in the snapshot", "<=", 0.0, ""),
     ("controller", "memory", "", "memory of a copy with two indexes, of a dict of the values", "<=", 1.5, "x"),
-    ("controller", "look-up", "", "a look-up in that copy, by key or by index", "<=", 2.0, "us"),
+    ("controller", "look-up", "", "a look-up in that copy of an object in use, by key or index", "<=", 2.0, "us"),
     ("controller", "changes", "", "changes/s decoded, applied, indexed and told, per core", ">=", 100_000.0, ""),
     ("controller", "wrong", "", "objects that an index does not have as a scan finds them", "<=", 0.0, ""),
     ("controller", "verify", "", "CPU to verify a copy of a million objects that is equal", "<=", 1.0, "s"),

@@ -4,6 +4,9 @@ The plain reader is that of the scenario ``sync``.  Changes come as frames of 64
 are decoded, applied, indexed and given to a callback that counts them: all that a controller does in a flood but
 receiving.  A third of them changes a field that is indexed.
 
+Objects are looked up twice: a thousand again and again, as a controller does with those it works on, and others all
+over the copy, where the memory of the machine decides: nothing of them is in the processor's caches.
+
 The proof that a copy equals the database is measured by the CPU of the process that verifies, which with SQLite has
 that of the database in it, for a million objects.  The digests that it needs are kept with every change, so what they
 cost is part of the changes; they alone are measured by adding up as many versions.
@@ -37,15 +40,20 @@ VERIFICATIONS = 3
 MILLION = 1_000_000
 FRAME_EVENTS = 64
 LOOKUPS = 20_000
+USED = 1_000
+"""Objects that are looked up again and again, as a controller does with those it works on."""
 
 
 class Copy(NamedTuple):
     objects: int
     bytes: int
     lookup_us: float
-    """By key, with the value copied for the reader."""
+    """By key, with the value copied for the reader, of an object that was looked up shortly before."""
     index_us: float
-    """By a value of an index that one object has."""
+    """The same by a value of an index that one object has."""
+    far_lookup_us: float
+    """By key, of objects all over the copy, none of which is in the processor's caches."""
+    far_index_us: float
     changes_per_s: float
     """Of the process's CPU."""
     wrong: int
@@ -107,6 +115,8 @@ def _row(runs: Sequence[Copy]) -> Row:
         "MiB": round(median(runs, lambda run: run.bytes)) >> 20,
         "us/look-up": round(median(runs, lambda run: run.lookup_us), 2),
         "us/index": round(median(runs, lambda run: run.index_us), 2),
+        "us/far look-up": round(median(runs, lambda run: run.far_lookup_us), 2),
+        "us/far index": round(median(runs, lambda run: run.far_index_us), 2),
         "changes/s": round(median(runs, lambda run: run.changes_per_s)),
     }
 
@@ -148,15 +158,15 @@ def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> N
         before = usage_now()
         with LocalCache(nb, tables=["port"], on_changes=on_changes) as cache:
             cache.index("by_net", _net_of)
-            by_number = cache.index("by_number", _number_of, unique=True)
+            cache.index("by_number", _number_of, unique=True)
             cache.need_snapshot("benchmark", is_awaited=True)  # whether or not a publisher is there to be heard
             while not cache.is_loaded:
                 time.sleep(0.001)
             used = usage_now() - before
             count = cache.statistics().objects
-            keys = [f"port-{number % count:09}" for number in range(0, 7919 * LOOKUPS, 7919)]
-            lookup_us = _us_each(lambda key: cache.get("port", key), keys)
-            index_us = _us_each(by_number.one, [int(key[-9:]) for key in keys])
+            numbers = [number % count for number in range(0, 7919 * LOOKUPS, 7919)]
+            far_us = _lookups_us(cache, numbers)
+            us = _lookups_us(cache, numbers[:USED] * (LOOKUPS // USED))
             frames = _frames(count, changes, cache.position)
             decode = msgspec.msgpack.Decoder(list[Event]).decode
             start = time.process_time()
@@ -166,7 +176,7 @@ def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> N
                     event.topic = "tenant-1"
                 cache.on_events(events)
             rate = changes / (time.process_time() - start)
-            pipe.send(Copy(count, used.resident_bytes, lookup_us, index_us, rate, _wrong(cache)))
+            pipe.send(Copy(count, used.resident_bytes, *us, *far_us, rate, _wrong(cache)))
 
 
 def prove(pipe: Connection, path: pathlib.Path, driver: str) -> None:
@@ -198,6 +208,12 @@ def _digest_ns() -> float:
     for _ in versions:
         pass
     return ((counted - start) - (time.process_time() - counted)) / MILLION * 1e9
+
+
+def _lookups_us(cache: LocalCache, numbers: Sequence[int]) -> tuple[float, float]:
+    """By key, and by index."""
+    keys = [f"port-{number:09}" for number in numbers]
+    return _us_each(lambda key: cache.get("port", key), keys), _us_each(cache.index("by_number").one, numbers)
 
 
 def _us_each(call: Callable[[Any], object], arguments: Sequence[Any]) -> float:

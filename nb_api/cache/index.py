@@ -100,15 +100,17 @@ class Index(Generic[V_co]):
         While several have it, because changes of different writers overtake each other, it is the newest of them.
         Raises UsageError when the index is not unique.
         """
-        if not self._data.is_unique:
+        data = self._data
+        if not data.is_unique:
             raise UsageError(f"index {self.name!r} is not unique: use get, or make it with unique=True")
         self._check()
         with self._moment:
-            found = self._core.entries(self.table, self._data.keys(value))
-        if not found:
-            return None
+            held = data.holders.get(value)
+            if held is None:
+                return None
+            found = self._core.entries(data.table, (held,) if isinstance(held, str) else held)
         key, entry = found[0] if len(found) == 1 else max(found, key=_version_of)
-        named: DbObject[V_co] = entry.named(self.table, key)
+        named: DbObject[V_co] = entry.named(data.table, key)
         return named if self._read is None else self._read(named)
 
     def keys(self, value: Hashable) -> list[str]:

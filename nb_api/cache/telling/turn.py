@@ -33,6 +33,8 @@ class Turn:
 
     def __enter__(self) -> None:
         """Raises what ``check`` raises."""
+        if self._lock.acquire(False):  # nearly always, in a third of the time
+            return
         while not self._lock.acquire(timeout=_WAIT_S):
             self._check()
 

@@ -192,7 +192,7 @@ class CacheCore:
                 if journal is not None:
                     journal.note(table, key, held, entry, version)
                 if indexes is not None:
-                    indexes.put(key, entry)
+                    indexes.put(key, held, entry)
                 updated += 1
                 if wants_differences:
                     out.append(Updated(event.table, key, entry, held))
@@ -307,6 +307,7 @@ class CacheCore:
         entries = self._objects.entries_of(table)
         if entries is None or entries.get(key) is not judged:
             return False
+        self._objects.unplace(table, key, judged)
         if right is None:
             if judged is not None:
                 self._objects.remove(table, key, judged.version, out, "absent")

@@ -28,12 +28,16 @@ and not which of them.
 """
 
 
-class CachedObject(msgspec.Struct, frozen=True, gc=False):
-    """What a cache holds of an object; table and key are where it is found.  Values are plain data without cycles."""
+class CachedObject(msgspec.Struct, gc=False):
+    """One version of an object in a cache; its table and key are where it is found.  Values are plain data without
+    cycles.  Nothing but ``index_values`` changes after it was made."""
 
     version: int
     topic: str
     value: Any
+    index_values: tuple[Any, ...] = ()
+    """What the functions of the table's indexes made of it, in the order of the indexes; kept here because a dict of
+    its own would take as much memory as the copy's."""
 
     def named(self, table: str, key: str) -> DbObject:
         """With a value of its own."""

@@ -149,7 +149,7 @@ class HeldObjects:
         if self.journal is not None:
             self.journal.note(table, key, held, entry, entry.version)
         if (indexes := self.indexes.get(table)) is not None:
-            indexes.put(key, entry)
+            indexes.put(key, held, entry)
         if held is None:
             self.counters.created += 1
             if self.tombstones:
@@ -160,6 +160,13 @@ class HeldObjects:
             self.counters.updated += 1
             if self.wants_differences:
                 out.append(Updated(table, key, entry, held))
+
+    def unplace(self, table: str, key: str, held: CachedObject | None) -> None:
+        """Take an object out of the indexes of its table although the copy may have been damaged."""
+        if (indexes := self.indexes.get(table)) is not None:
+            indexes.purge(key)
+            if held is not None:
+                held.index_values = (None,) * len(indexes)
 
     def remove(
         self,
@@ -176,7 +183,7 @@ class HeldObjects:
         if self.journal is not None:
             self.journal.note(table, key, entry, None, version)
         if (indexes := self.indexes.get(table)) is not None:
-            indexes.remove(key)
+            indexes.remove(key, entry)
         self.counters.deleted += 1
         if self.wants_differences:
             out.append(Deleted(table, key, entry, version, reason, moved_to))

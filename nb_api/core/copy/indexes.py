@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 An index function is called once for each version of an object that is held, never for one that was held before: the
-values that it gave are kept beside the object, and taken away by these.  So a function whose answer changes with time
+values that it gave are kept with the object, and taken away by these.  So a function whose answer changes with time
 leaves no traces, and most updates, which change no indexed field, cost a comparison.
 
 A function that raises, or whose value cannot be a key of a dict or has no place in the order, does no harm to anything
@@ -16,7 +16,7 @@ changed, and that has to be told in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 from nb_api.core.changes import DbObject
@@ -174,43 +174,58 @@ class IndexData:
                     self._failed(other, error)
         self.conflicts = conflicts
 
+    def purge(self, key: str) -> None:
+        """Take an object out, wherever it stands: looks at all values."""
+        self.failed.discard(key)
+        self._release(key, [value for value, held in self.holders.items() if held == key or key in _several(held)])
+
     def _failed(self, key: str, error: BaseException) -> None:
         self.errors += 1
         self.failed.add(key)
         self._on_error(self, key, error)
 
 
+def _several(held: str | set[str]) -> Collection[str]:
+    return () if isinstance(held, str) else held
+
+
 class TableIndexes:
     """All indexes of a table.  Not thread-safe."""
 
-    __slots__ = ("_indexes", "_placed")
+    __slots__ = ("_indexes",)
 
     def __init__(self) -> None:
         self._indexes: tuple[IndexData, ...] = ()
-        self._placed: dict[str, tuple[Placed, ...]] = {}
-        """Key -> where the object stands in each index, in their order."""
 
     def __iter__(self) -> Iterator[IndexData]:
         return iter(self._indexes)
 
+    def __len__(self) -> int:
+        return len(self._indexes)
+
     def add(self, index: IndexData, entries: dict[str, CachedObject]) -> None:
         """Build an index of what is held.  Nothing was added when its ``on_error`` raises."""
-        found = {key: index.place(key, None, entry) for key, entry in entries.items()}
-        for key, one in found.items():
-            self._placed[key] = (*self._placed.get(key, ()), one)
+        found = [(entry, index.place(key, None, entry)) for key, entry in entries.items()]
+        for entry, one in found:
+            entry.index_values += (one,)
         self._indexes += (index,)
 
-    def put(self, key: str, entry: CachedObject) -> None:
-        """An object is new or has a newer version."""
-        before = self._placed.get(key)
-        if before is None:
-            self._placed[key] = tuple([index.place(key, None, entry) for index in self._indexes])
+    def put(self, key: str, held: CachedObject | None, entry: CachedObject) -> None:
+        """``entry`` is held instead of ``held``, or is new."""
+        if held is None:
+            entry.index_values = tuple([index.place(key, None, entry) for index in self._indexes])
             return
-        self._placed[key] = tuple(
+        before = held.index_values
+        entry.index_values = tuple(
             [index.place(key, one, entry) for index, one in zip(self._indexes, before, strict=True)]
         )
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str, held: CachedObject) -> None:
         """An object is held no longer."""
-        for index, before in zip(self._indexes, self._placed.pop(key), strict=True):
+        for index, before in zip(self._indexes, held.index_values, strict=True):
             index.take_out(key, before)
+
+    def purge(self, key: str) -> None:
+        """Take an object out of every index when it is not known where it stands: looks at all values of them."""
+        for index in self._indexes:
+            index.purge(key)

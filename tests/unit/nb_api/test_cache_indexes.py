@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import invariant, precondition, rule
 
 from nb_api.core.copy.cache import CacheCore
-from nb_api.core.copy.differences import Deleted, Difference
+from nb_api.core.copy.differences import CachedObject, Deleted, Difference
 from nb_api.core.copy.indexes import IndexData
 from nb_api.core.copy.sorted_values import SortedValues
 from nb_api.core.events import events_of
@@ -425,3 +425,24 @@ def test_many_sorted_values_are_kept_in_portions() -> None:
     for number in everything[::2]:
         values.remove(number)
     assert list(values.between(None, None)) == everything[1::2]
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("damaged", [None, CachedObject(1, "t", {"net": "x"})])
+def test_a_repaired_object_stands_only_where_it_belongs(
+    core: CacheCore, damaged: CachedObject | None, others: int
+) -> None:
+    """Whatever an error in memory left of it, its value in the index, too, may be another one than it was put under."""
+    index = make_index("by_net", by_net)
+    core.add_index(index)
+    core.apply([event(1, {"net": "x"})])
+    core.apply([event(2 + number, {"net": "x"}, key=f"other{number}") for number in range(others)])
+    entries: Any = core.tables["port"]
+    if damaged is None:
+        del entries["k"]
+    else:
+        entries["k"] = damaged
+    assert core.repair("port", "k", damaged, DbObject("port", "k", "t", {"net": "y"}, 9), [])
+    assert indexed(index) == scanned(core, index)
+    core.apply([event(10, {"net": "z"})])
+    assert indexed(index) == scanned(core, index)
