@@ -23,7 +23,7 @@ from durability_service.core.sets.batches import (
     SampleBatch,
     from_content,
     pack,
-    spread,
+    pack_buckets,
     summary,
     unpack,
 )
@@ -140,7 +140,7 @@ def include(db: sqlite3.Connection, generation: int, *, buckets: int) -> None:
             break
         for number, change in changed.items():
             samples = change.applied(unpack(read(db, generation, number)))
-            _write(db, generation, last, spread(samples, buckets) or {number: pack([])})
+            _write(db, generation, last, pack_buckets(samples, buckets) or {number: pack([])})
     trim(db, generation, None)
 
 
@@ -234,13 +234,13 @@ def rebucket(db: sqlite3.Connection, source: int, generation: int, *, buckets: i
     db.execute("CREATE TEMP TABLE piece (number INTEGER NOT NULL, content BLOB NOT NULL)")
     try:
         for _, found in samples(db, source):
-            pieces = ((number, batch.content) for number, batch in spread(found, buckets).items())
+            pieces = ((number, batch.content) for number, batch in pack_buckets(found, buckets).items())
             db.executemany("INSERT INTO piece VALUES (?, ?)", pieces)
         db.execute("CREATE INDEX temp.piece_number ON piece (number)")
         rows = db.execute("SELECT number, content FROM piece ORDER BY number")
         for _, together in itertools.groupby(rows, lambda row: row[0]):
             parts = [unpack(from_content(content)) for _, content in together]
-            write_batches(db, generation, spread(itertools.chain.from_iterable(parts), buckets))
+            write_batches(db, generation, pack_buckets(itertools.chain.from_iterable(parts), buckets))
     finally:
         db.execute("DROP TABLE temp.piece")
 

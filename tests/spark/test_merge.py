@@ -62,7 +62,7 @@ def test_the_result_is_that_of_the_service(spark: SparkSession, policy: Snapshot
         local, remote = kept(common + samples(chance, 40), depth), kept(common + samples(chance, 40), depth)
         expected = dict(local)
         keep = functools.partial(newest_first, depth=depth)
-        expected.update(merging.diff(merging.MergePolicy[policy.name], local, remote, T, keep).changed)
+        expected.update(merging.merge(merging.MergePolicy[policy.name], local, remote, T, keep))
         found = merge(policy, frame_of(spark, rows_of(local)), frame_of(spark, rows_of(remote)), t=T, depth=depth)
         assert found.columns == NAMES
         assert sorted(plain_rows(found)) == sorted(rows_of(expected)), f"seed {seed}"

@@ -11,7 +11,7 @@ from durability_service.core.alignment.alignee import Alignment, AlignmentPurpos
 from durability_service.core.alignment.behind import Behind
 from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
-from durability_service.core.alignment.merging import MergePolicy, diff
+from durability_service.core.alignment.merging import MergePolicy, merge
 from durability_service.core.effects import Level, StoreOperation
 from durability_service.core.keeping.context import ServiceContext
 from durability_service.core.keeping.epochs import EpochChanges
@@ -174,13 +174,13 @@ class AlignmentRunner:
             self._came(applying, theirs.count, is_change=theirs.count > 0)
             return
         local, remote = held.set.bucket(number), by_instance(unpack(theirs))
-        change = diff(alignment.policy, local, remote, alignment.asked_at, held.set.kept)
+        changes = merge(alignment.policy, local, remote, alignment.asked_at, held.set.kept)
         added: list[Sample] = []
         removed: list[Sample] = []
-        for instance, kept in change.changed.items():
-            came, went = held.set.put(instance, kept)
-            added += came
-            removed += went
+        for instance, kept in changes.items():
+            new, gone = held.set.put(instance, kept)
+            added += new
+            removed += gone
         if alignment.purpose is AlignmentPurpose.RECONCILE:
             self._late_samples.aligned((sample.digest for sample in added), self._context.now)
         applying.added += held.stored.of(added)

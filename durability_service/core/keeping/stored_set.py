@@ -17,7 +17,7 @@ from durability_service.core.namespaces import Kind, NameSpace
 from durability_service.core.sets.batches import SampleBatch
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import Sample
-from durability_service.core.sets.stored_buckets import BucketMemory, Shelf
+from durability_service.core.sets.stored_buckets import BucketMemory, BucketStorage
 from durability_service.core.settings import ServiceSettings
 
 _FILL_BUCKETS = 64
@@ -81,8 +81,8 @@ class StoredSet:
         self._persistent_topics: dict[str, bool] = {}
         self._memory = memory
         self._repacking = _Repacking(settings.repack_changes, memory)
-        shelf = Shelf(space.name, memory, self._is_persistent_topic, self._repacking.changed)
-        self.set = SampleSet(settings.buckets, settings.rules.depth_of, shelf if is_persistent else None)
+        storage = BucketStorage(space.name, memory, self._is_persistent_topic, self._repacking.changed)
+        self.set = SampleSet(settings.buckets, settings.rules.depth_of, storage if is_persistent else None)
         """Of all samples, those included that are never on disk."""
         self.has_base = restored is not None and restored.is_complete
         """A complete set was on disk; until the name-space is complete, it is what the set holds."""
@@ -101,7 +101,7 @@ class StoredSet:
             if self._is_persistent:
                 self.set.restore(number, summary)
             else:  # it was persistent in an earlier run
-                self.set.adopt(number, self._memory.rows.read(self._space.name, number))
+                self.set.adopt(number, self._memory.read(self._space.name, number))
         for deletion in restored.marks.deletions:
             self.set.delete(deletion)
 
@@ -134,9 +134,9 @@ class StoredSet:
         """A new generation, to be filled with what comes; until it is complete there is no set to start from but the
         one before."""
         self.has_base = False
-        self.set.forget_empty()
         if not self._is_persistent:
             return []
+        self.set.forget_empty()
         return [BeginFill(self._space.name, tuple(sorted(self._space.filters)), self.set.bucket_count)]
 
     def fill(self, numbers: Sequence[int]) -> list[StoreOperation]:

@@ -1,11 +1,9 @@
-"""Samples packed together: how they travel, and how they lie in memory and on disk until one of them is used.
+"""Samples packed together: the form in which they are sent, stored, and kept in memory while they are not used.
 
-A batch is a checksum and msgpack: a head that says what is in it, and columns.  The head is enough to take a batch
-over, to pass it on and to store it, whatever it holds; a single sample costs unpacking all of them.
-What is alike in most samples of a set (topic, table, writer) is there once.
+A batch is a checksum and msgpack: a head that describes the samples, and columns.  With the head alone a batch can be
+taken over, sent on and stored.  Topics, tables and writers, which most samples share, are stored once each.
 
-The checksum tells a batch that was damaged on its way or on disk before anything is done with it, so that a
-`SampleBatch` can always be unpacked.
+The checksum is verified before a `SampleBatch` is made, so a `SampleBatch` can always be unpacked.
 """
 
 from __future__ import annotations
@@ -36,19 +34,19 @@ _CHECKSUM_BYTES = 4
 @dataclasses.dataclass(frozen=True)
 class SampleBatch:
     content: bytes
-    """All of it; the rest is what its head says."""
+    """The complete batch.  The other fields are those of its head."""
     count: int
     digest: int
     """Sum of the digests of the samples."""
     newest: int
     """The highest timestamp; 0 when there are no samples."""
     first_delete: int
-    """The lowest timestamp of a sample that is a deletion; 0 when there is none."""
+    """The lowest timestamp of a sample that deletes its instance; 0 if there is none."""
     topics: tuple[str, ...]
 
 
 class BucketSummary(NamedTuple):
-    """What is known of a batch that is not in memory."""
+    """The head of a batch that is not in memory, without its topics."""
 
     digest: int
     samples: int
@@ -66,7 +64,7 @@ class _Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Columns(msgspec.Struct, array_like=True, gc=False):
-    """A column ``x_of`` holds positions, and is empty when all have the first."""
+    """``x_of`` holds, for each sample, a position in the list of values ``xs``; it is empty if there is one value."""
 
     topic_of: Sequence[int]
     tables: Sequence[str]
@@ -77,7 +75,7 @@ class _Columns(msgspec.Struct, array_like=True, gc=False):
     timestamps: Sequence[int]
     numbers: Sequence[int]
     deletes: Sequence[int]
-    """Positions of samples that are deletions."""
+    """Positions of the samples that delete their instance."""
     events: Sequence[bytes]
     digests: bytes
 
@@ -88,13 +86,13 @@ _decode_columns = msgspec.msgpack.Decoder(_Columns).decode
 
 
 def pack(samples: Sequence[Sample], digest: int | None = None) -> SampleBatch:
-    """The samples as a batch, in this order.  ``digest``: the sum of their digests, where it is known."""
+    """The samples as a batch, in this order.  ``digest`` is the sum of their digests, if the caller knows it."""
     if not samples:
         return EMPTY
     topics, tables, keys, timestamps, writers, numbers, is_delete, events, digests = zip(*samples, strict=True)
-    known_topics, topic_of = _dictionary(topics)
-    known_tables, table_of = _dictionary(tables)
-    known_writers, writer_of = _dictionary(writers)
+    known_topics, topic_of = _dictionary_encoded(topics)
+    known_tables, table_of = _dictionary_encoded(tables)
+    known_writers, writer_of = _dictionary_encoded(writers)
     deletes = [position for position, one in enumerate(is_delete) if one] if any(is_delete) else []
     columns = _Columns(
         topic_of, known_tables, table_of, known_writers, writer_of, keys, timestamps, numbers, deletes, events,
@@ -119,8 +117,8 @@ def _batch(
     return SampleBatch(content, count, digest, newest, first_delete, topics)
 
 
-def _dictionary(column: Sequence[Value]) -> tuple[list[Value], list[int]]:
-    """The different values, and which sample has which; nothing when there is one."""
+def _dictionary_encoded(column: Sequence[Value]) -> tuple[list[Value], list[int]]:
+    """The different values, and the position of each sample's value among them; no positions for a single value."""
     values = list(dict.fromkeys(column))
     if len(values) == 1:
         return values, []
@@ -133,7 +131,7 @@ EMPTY = _batch(_NO_COLUMNS, topics=(), count=0, digest=0, newest=0, first_delete
 
 
 def from_content(content: bytes) -> SampleBatch:
-    """A batch that was stored or sent.  Raises UndecodableBody for anything that is not whole."""
+    """A batch that was stored or sent.  Raises UndecodableBody if it is damaged."""
     body = memoryview(content)[_CHECKSUM_BYTES:]
     if zlib.crc32(body) != int.from_bytes(content[:_CHECKSUM_BYTES], "big"):
         raise UndecodableBody("a batch of samples is damaged")
@@ -145,20 +143,23 @@ def from_content(content: bytes) -> SampleBatch:
 
 
 HEAD_BYTES = 64
-"""The beginning of a batch that `summary` needs."""
+"""So many bytes from the beginning of a batch are enough for `summary`."""
 
 
 def summary(content: bytes) -> BucketSummary:
-    """What the head of a batch says, of its first `HEAD_BYTES`.  Nothing is checked: whoever reads the batch does."""
+    """Decode the head of a batch from its first `HEAD_BYTES`, without verifying the checksum, which covers all bytes.
+
+    Raises IndexError if ``content`` is too short.
+    """
     count, at = _unsigned(content, _CHECKSUM_BYTES + 1)
-    at += 2  # the head of a byte string
+    at += 2  # type and length of the digest
     digest = digest_value(content[at : at + DIGEST_BYTES])
     newest, at = _unsigned(content, at + DIGEST_BYTES)
     return BucketSummary(digest, count, newest, _unsigned(content, at)[0])
 
 
 def _unsigned(content: bytes, at: int) -> tuple[int, int]:
-    """The number that is there in msgpack, and where the next value begins."""
+    """Decode the unsigned msgpack number at a position.  Returns it, and the position behind it."""
     first = content[at]
     size = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(first)
     if size is None:
@@ -189,15 +190,16 @@ def unpack(batch: SampleBatch) -> list[Sample]:
 
 
 def find(batch: SampleBatch, instance: InstanceKey) -> tuple[Sample, ...]:
-    """The samples of an instance, in the order in which they were packed: for a fraction of what unpacking costs."""
+    """The samples of an instance, in the order in which they were packed.  Faster than to unpack all."""
     columns = _columns_of(batch)
     topic, table, key = instance
     found: list[Sample] = []
     at = -1
     for _ in range(columns.keys.count(key)):
         at = columns.keys.index(key, at + 1)
-        if topic == _at(batch.topics, columns.topic_of, at) and table == _at(columns.tables, columns.table_of, at):
-            writer = _at(columns.writers, columns.writer_of, at)
+        is_topic = topic == _value_at(batch.topics, columns.topic_of, at)
+        if is_topic and table == _value_at(columns.tables, columns.table_of, at):
+            writer = _value_at(columns.writers, columns.writer_of, at)
             digest = columns.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
             stamp, number = columns.timestamps[at], columns.numbers[at]
             is_delete = at in columns.deletes
@@ -209,18 +211,18 @@ def _columns_of(batch: SampleBatch) -> _Columns:
     return _decode_columns(_decode_head(memoryview(batch.content)[_CHECKSUM_BYTES:]).columns)
 
 
-def _at(values: Sequence[Value], chosen: Sequence[int], position: int) -> Value:
-    return values[chosen[position]] if chosen else values[0]
+def _value_at(values: Sequence[Value], positions: Sequence[int], at: int) -> Value:
+    return values[positions[at]] if positions else values[0]
 
 
-def spread(samples: Iterable[Sample], buckets: int) -> dict[int, SampleBatch]:
-    """The samples as batches, one per bucket that is not empty; those of an instance with the newest first, as a set
-    has them."""
+def pack_buckets(samples: Iterable[Sample], buckets: int) -> dict[int, SampleBatch]:
+    """Bucket -> its samples as a batch, newest first; for buckets that are not empty."""
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         found.setdefault(bucket_of(sample[:3], buckets), []).append(sample)
     return {number: pack(sorted(some, key=lambda sample: sample.order, reverse=True)) for number, some in found.items()}
 
 
-def _column(values: Sequence[Value], chosen: Sequence[int], count: int) -> Iterable[Value]:
-    return [values[number] for number in chosen] if chosen else itertools.repeat(values[0], count) if count else ()
+def _column(values: Sequence[Value], positions: Sequence[int], count: int) -> Iterable[Value]:
+    """The value of each sample."""
+    return [values[at] for at in positions] if positions else itertools.repeat(values[0], count) if count else ()

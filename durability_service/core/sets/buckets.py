@@ -1,7 +1,6 @@
-"""A bucket that is in memory: part of a set, packed, or spread out by instance, or both.
+"""A bucket of a set in memory: packed as a batch, or unpacked as a dict by instance, or both.
 
-What a set needs of a bucket is what the methods of `MemoryBucket` say; those of buckets on disk do the same
-(`durability_service.core.sets.stored_buckets`).
+`StoredBucket` (`durability_service.core.sets.stored_buckets`) has the same methods, for a set on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class MemoryBucket:
         self._batch: SampleBatch | None = EMPTY
         self._instances: dict[InstanceKey, tuple[Sample, ...]] | None = {}
         self._is_used = False
-        """It was read or changed lately."""
+        """It was read or changed since the last `pack_idle`."""
         self.digest = 0
         """The sum of the digests of its samples."""
 
@@ -40,23 +39,23 @@ class MemoryBucket:
         return not self._instances if self._batch is None else not self._batch.count
 
     def size(self) -> int:
-        """How many samples it has, about."""
+        """The number of samples; a lower bound of it where the bucket is not packed."""
         return self._batch.count if self._batch is not None else len(self._instances or ())
 
-    def is_cold(self) -> bool:
-        """To look into it means to read from disk."""
+    def needs_read(self) -> bool:
+        """Whether `instances` would have to read from disk."""
         return False
-
-    def instances(self) -> Instances:
-        return self._spread()
 
     def get(self, instance: InstanceKey) -> tuple[Sample, ...]:
         """The samples of an instance, newest first."""
-        return self._spread().get(instance, ())
+        return self.instances().get(instance, ())
 
     def put(self, instance: InstanceKey, samples: tuple[Sample, ...], digest: int, _count: int) -> None:
-        """Make these the samples of an instance, none to remove it; digest and number of samples change by so much."""
-        instances = self._spread()
+        """Replace the samples of an instance; an empty tuple removes it.
+
+        ``digest`` and ``_count`` are the changes of the bucket's digest and of its number of samples.
+        """
+        instances = self.instances()
         if samples:
             instances[instance] = samples
         else:
@@ -64,7 +63,8 @@ class MemoryBucket:
         self._batch = None
         self.digest = (self.digest + digest) % DIGEST_MODULUS
 
-    def _spread(self) -> dict[InstanceKey, tuple[Sample, ...]]:
+    def instances(self) -> dict[InstanceKey, tuple[Sample, ...]]:
+        """All samples, by instance.  Stays unpacked until `pack_idle` finds it unused."""
         self._is_used = True
         if self._instances is None:
             assert self._batch is not None
@@ -72,24 +72,24 @@ class MemoryBucket:
         return self._instances
 
     def samples(self) -> Iterable[Sample]:
-        """All, without spreading it out for good."""
+        """All samples.  A packed bucket stays packed."""
         if self._instances is None:
             assert self._batch is not None
             return unpack(self._batch)
         return itertools.chain.from_iterable(self._instances.values())
 
     def batch(self) -> SampleBatch:
-        """All, packed."""
+        """All samples, packed."""
         if self._batch is None:
             self._batch = pack(list(self.samples()), self.digest)
         return self._batch
 
-    def become(self, batch: SampleBatch) -> None:
-        """Hold what is in a batch, and nothing else."""
+    def fill(self, batch: SampleBatch) -> None:
+        """Take over the content of a batch.  The bucket must be empty."""
         self._batch, self._instances, self.digest = batch, None, batch.digest
 
     def pack_idle(self) -> int:
-        """Pack it when it was not used since the last call.  Returns how many samples were packed."""
+        """Pack the bucket if it was not used since the last call.  Returns how many instances were packed."""
         is_used, self._is_used = self._is_used, False
         if is_used or self._instances is None:
             return 0
@@ -99,11 +99,11 @@ class MemoryBucket:
         return packed
 
     def may_have_deletes(self, before: int) -> bool:
-        """Whether instances in it may have been deleted before that time."""
+        """Whether it may have deletions of instances that are older than ``before``."""
         return self._instances is not None or 0 < self.batch().first_delete < before
 
     def may_have(self, topic_filter: str) -> bool:
-        """Whether samples of such topics may be in it."""
+        """Whether it may have samples whose topics the filter selects."""
         if self._instances is not None:
             return bool(self._instances)
         return any(matches(topic_filter, topic) for topic in self.batch().topics)

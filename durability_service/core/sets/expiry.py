@@ -1,10 +1,10 @@
-"""Lifespans: samples that are worth nothing after some time leave the set by themselves.
+"""Lifespans: samples leave the set when their lifespan is over.
 
-Each service goes by its own clock.  Buckets are looked through in turn, some at a time, so that a round takes
-``expiry_round_s`` however large the set is; one that has not changed and in which nothing can have expired is left
-alone.  Where many have to be read from disk a round takes longer: only so many are read at a time.  Code that gives
-samples away asks `Expiry.is_expired` and does not wait for the round.  Of an object the oldest samples expire first,
-its deletion included, so nothing older can come back by it.
+Each service uses its own clock.  `Expiry.step` checks some buckets at a time, so that a round through all of them takes
+``expiry_round_s`` whatever the size of the set.  A bucket is skipped if it has not changed and no sample in it can have
+expired.  A round takes longer if many buckets must be read from disk, because each step reads only a few.  Code that
+gives samples to readers must check `Expiry.is_expired`.  The oldest samples of an object expire first, its deletion
+among them, so expiry never makes an older sample visible again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Expiry:
         self._set = samples
         self._lifespans: dict[str, int] = {}
         self._bucket = 0
-        self._looked_at = now
-        self._resting: dict[int, tuple[bytes, int]] = {}
-        """Bucket -> its digest when it was last looked through, and when the first sample in it expires."""
+        self._stepped_at = now
+        self._checked: dict[int, tuple[bytes, int]] = {}
+        """Bucket -> its digest when it was last checked, and when the first sample in it expires."""
         self.expired = 0
-        """Samples that left."""
+        """Samples that were removed."""
 
     def _expires_ns(self, sample: Sample) -> int:
         lifespan = self._lifespans.get(sample.topic)
@@ -43,27 +43,27 @@ class Expiry:
         if not self._settings.rules.has_lifespans:
             return float("inf")
         buckets = min(self._settings.buckets_per_step, self._set.bucket_count)
-        return self._looked_at + self._settings.expiry_round_s * buckets / self._set.bucket_count
+        return self._stepped_at + self._settings.expiry_round_s * buckets / self._set.bucket_count
 
     def step(self, now: float, now_ns: int) -> list[Sample]:
-        """Look through the buckets whose turn it is.  Returns what went."""
+        """Check the next buckets, if that is due.  Returns the samples that were removed."""
         if now < self.next_deadline():
             return []
-        self._looked_at = now
+        self._stepped_at = now
         gone: list[Sample] = []
-        cold = self._settings.clean_buckets
+        reads_left = self._settings.clean_buckets
         for _ in range(min(self._settings.buckets_per_step, self._set.bucket_count)):
-            digest, first_ns = self._resting.get(self._bucket, (b"", 0))
+            digest, first_ns = self._checked.get(self._bucket, (b"", 0))
             if now_ns >= first_ns or digest != self._set.digest_of(self._bucket):
-                cold -= self._set.is_cold(self._bucket)
-                if cold < 0:
+                reads_left -= self._set.needs_read(self._bucket)
+                if reads_left < 0:
                     break
-                gone += self._look_through(self._bucket, now_ns)
+                gone += self._expire(self._bucket, now_ns)
             self._bucket = (self._bucket + 1) % self._set.bucket_count
         self.expired += len(gone)
         return gone
 
-    def _look_through(self, number: int, now_ns: int) -> Iterable[Sample]:
+    def _expire(self, number: int, now_ns: int) -> Iterable[Sample]:
         gone: list[Sample] = []
         first_ns = _NEVER_NS
         for instance, samples in list(self._set.bucket(number).items()):
@@ -73,5 +73,5 @@ class Expiry:
                 gone += self._set.put(instance, left)[1]
                 oldest_ns = self._expires_ns(left[-1]) if left else _NEVER_NS
             first_ns = min(first_ns, oldest_ns)
-        self._resting[number] = (self._set.digest_of(number), first_ns)
+        self._checked[number] = (self._set.digest_of(number), first_ns)
         return gone

@@ -1,16 +1,16 @@
-"""The set of samples of a name-space, with a digest that is kept up to date and does not depend on order.
+"""The set of samples of a name-space, with a digest that is always current and does not depend on the order of samples.
 
-Instances are spread over a fixed number of buckets.  Each bucket has a digest, the sum of those of its samples, so that
-two services find out which buckets differ by comparing a few kilobytes, and move only those.
+Instances are distributed over a fixed number of buckets.  The digest of a bucket is the sum of the digests of its
+samples.  Two services find the buckets that differ by comparing a few kilobytes, and move only these buckets.
 
-A bucket is packed, a `SampleBatch`, or spread out, a dict by instance, or both; in a set with a `Shelf` it is on disk.
-Whole buckets are taken over, given and stored packed; one is spread out when it is read or changed, and packed again
-when it was not used for a while (`pack_idle`).  So a set that rests takes a fraction of the memory, and aligning
-another service with it moves bytes.
+A bucket is packed (a `SampleBatch`), or unpacked (a dict by instance), or both; in a set with a `BucketStorage` it is
+on disk.  Complete buckets are received, sent and stored packed.  A bucket is unpacked when it is read or changed, and
+packed again when it was not used for a while (`pack_idle`).  So a set that is not used takes a fraction of the memory,
+and another service is aligned with it by copying bytes.
 
-Deletions of history are part of the set: ``Deletion("orders/#", t)`` keeps every sample of those topics that is not
-newer than ``t`` out of it, for as long as the deletion is remembered, wherever such a sample may come from.  From a set
-on disk such samples leave some buckets at a time (`clean_some`): whoever gives samples away asks `is_deleted`.
+Deletions of history are part of the set: as long as ``Deletion("orders/#", t)`` is remembered, no sample of these
+topics that is not newer than ``t`` enters the set.  Samples that are there already leave a set on disk some buckets at
+a time (`clean_some`), so code that gives samples to readers must check `is_deleted`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from durability_service.core.sets.samples import (
     digest_value,
     newest_first,
 )
-from durability_service.core.sets.stored_buckets import Shelf, StoredBucket
+from durability_service.core.sets.stored_buckets import BucketStorage, StoredBucket
 from pubsub_api.core.topics import matches
 
 DepthOf = Callable[[str], int]
 """Topic -> how many samples per instance are kept."""
 _IDLE_BUCKETS = 64
-"""Buckets looked at in one call of `SampleSet.pack_idle`."""
+"""Buckets that one call of `SampleSet.pack_idle` may pack."""
 
 
 class Deletion(NamedTuple):
-    """History of the topics that ``topic_filter`` selects was deleted up to ``timestamp``, included."""
+    """History of the topics that ``topic_filter`` selects was deleted up to and including ``timestamp``."""
 
     topic_filter: str
     timestamp: int
@@ -57,22 +57,22 @@ class Deletion(NamedTuple):
 Buckets = list[MemoryBucket] | list[StoredBucket]
 
 
-def _empty(buckets: int, shelf: Shelf | None) -> Buckets:
-    if shelf is None:
+def _empty(buckets: int, storage: BucketStorage | None) -> Buckets:
+    if storage is None:
         return [MemoryBucket() for _ in range(buckets)]
-    return [StoredBucket(shelf, number) for number in range(buckets)]
+    return [StoredBucket(storage, number) for number in range(buckets)]
 
 
 class SampleSet:
-    """What a service holds of one name-space.  On disk when it has a ``shelf``.  Not thread-safe."""
+    """All samples of one name-space in one service; on disk if it has a ``storage``.  Not thread-safe."""
 
-    def __init__(self, buckets: int, depth_of: DepthOf, shelf: Shelf | None = None) -> None:
+    def __init__(self, buckets: int, depth_of: DepthOf, storage: BucketStorage | None = None) -> None:
         self._depth_of = depth_of
         self._depths: dict[str, int] = {}
-        self._shelf = shelf
-        self._buckets = _empty(buckets, shelf)
+        self._storage = storage
+        self._buckets = _empty(buckets, storage)
         self._to_clean: list[int] = []
-        """Buckets that may have what was deleted, the next one last."""
+        """Buckets that may have deleted samples; the next one to clean is the last."""
         self._idle_next = 0
         self._idle_due = 0.0
         self._total = 0
@@ -83,7 +83,7 @@ class SampleSet:
         self.newest = 0
         """The highest timestamp that was ever in the set."""
 
-    # -- asking
+    # -- reading
 
     def __len__(self) -> int:
         return self.count
@@ -103,7 +103,7 @@ class SampleSet:
         return self._buckets[number].instances()
 
     def batch(self, number: int) -> SampleBatch:
-        """A bucket, packed."""
+        """All samples of a bucket, packed."""
         return self._buckets[number].batch()
 
     @property
@@ -114,20 +114,20 @@ class SampleSet:
         """The digest of a bucket."""
         return self._buckets[number].digest.to_bytes(DIGEST_BYTES, "big")
 
-    def is_cold(self, number: int) -> bool:
-        """Whether a bucket must be read from disk to look into it."""
-        return self._buckets[number].is_cold()
+    def needs_read(self, number: int) -> bool:
+        """Whether `bucket` would have to read from disk."""
+        return self._buckets[number].needs_read()
 
     def size_of(self, number: int) -> int:
-        """How many samples there are in a bucket, about: each instance counts once where they are spread out."""
+        """The number of samples in a bucket; a lower bound where it is in memory and not packed."""
         return self._buckets[number].size()
 
     def filled(self) -> list[int]:
-        """The buckets that are not empty."""
+        """The numbers of the buckets that are not empty."""
         return [number for number in range(len(self._buckets)) if not self._buckets[number].is_empty()]
 
     def digests(self) -> dict[int, bytes]:
-        """Bucket -> digest, of those that are not empty."""
+        """Bucket -> digest, for buckets that are not empty."""
         return {number: self.digest_of(number) for number in self.filled()}
 
     @property
@@ -143,7 +143,7 @@ class SampleSet:
         return sample.timestamp <= self._deleted_until and any(one.covers(sample) for one in self._deletions)
 
     def kept(self, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        """What would be kept of these samples of one instance."""
+        """Which of these samples of one instance the set would keep."""
         if self._deleted_until:
             samples = tuple(sample for sample in samples if not self.is_deleted(sample))
         if len(samples) == 1:
@@ -153,45 +153,45 @@ class SampleSet:
     # -- changing
 
     def add(self, sample: Sample) -> tuple[Sample, ...] | None:
-        """Take a sample in.  Returns the samples that it drove out; None when it changed nothing."""
+        """Add a sample.  Returns the samples that it replaced; None if the set did not change."""
         if self._deleted_until and self.is_deleted(sample):
             return None
         instance = sample[:3]
         bucket = self._buckets[bucket_of(instance, len(self._buckets))]
         present = bucket.get(instance)
-        gone: tuple[Sample, ...] = ()
+        replaced: tuple[Sample, ...] = ()
         kept: tuple[Sample, ...] = (sample,)
         if present:
             kept = self._kept_with(sample, present)
             if kept == present:
                 return None
-            gone = present if len(kept) == 1 else tuple(one for one in present if one not in kept)
-        # As `_changed` does, in line: this is the path of every live sample.
+            replaced = present if len(kept) == 1 else tuple(one for one in present if one not in kept)
+        # As in `put`, but faster: every live sample goes through here.
         change = digest_value(sample[8])
-        for one in gone:
+        for one in replaced:
             change -= digest_value(one[8])
-        bucket.put(instance, kept, change, 1 - len(gone))
+        bucket.put(instance, kept, change, 1 - len(replaced))
         self._total = (self._total + change) % DIGEST_MODULUS
-        self.count += 1 - len(gone)
+        self.count += 1 - len(replaced)
         self.newest = max(self.newest, sample[3])
-        return gone
+        return replaced
 
     def _kept_with(self, sample: Sample, present: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        """What is kept of an instance when a sample comes to those that are there."""
+        """The samples of an instance that are kept when ``sample`` is added to those that are present."""
         depth = self._depth(sample[0])
-        if sample[3:6] > present[0][3:6]:  # the usual case: newer than all there is
+        if sample[3:6] > present[0][3:6]:  # the usual case: it is the newest
             return (sample,) if depth == 1 or sample[6] else (sample, *present[: depth - 1])
         return newest_first((*present, sample), depth)
 
     def _depth(self, topic: str) -> int:
-        """How many samples per instance are kept; asked for every sample, so it is remembered."""
+        """How many samples per instance are kept.  Cached, because it is needed for every sample."""
         depth = self._depths.get(topic)
         if depth is None:
             depth = self._depths[topic] = self._depth_of(topic)
         return depth
 
     def put(self, instance: InstanceKey, samples: tuple[Sample, ...]) -> tuple[list[Sample], list[Sample]]:
-        """Make these, already in order, the samples of an instance.  Returns what came and what went."""
+        """Replace the samples of an instance, newest first.  Returns the samples that were added and removed."""
         bucket = self._buckets[bucket_of(instance, len(self._buckets))]
         present = bucket.get(instance)
         added = [sample for sample in samples if sample not in present]
@@ -204,35 +204,37 @@ class SampleSet:
         return added, removed
 
     def adopt(self, number: int, batch: SampleBatch) -> bool:
-        """Make a batch, as another set with the same rules has it, the content of an empty bucket.  False, and nothing
-        was done, when that is not possible without looking at each sample."""
+        """Make a batch of another set with the same rules the content of an empty bucket.
+
+        Returns False and does nothing if the bucket is not empty, or if a deletion may cover samples of the batch.
+        """
         bucket = self._buckets[number]
         if not bucket.is_empty():
             return False
         if any(matches(one.topic_filter, topic) for one in self._deletions for topic in batch.topics):
             return False
-        bucket.become(batch)
-        self._came(batch.digest, batch.count, batch.newest)
+        bucket.fill(batch)
+        self._count_bucket(batch.digest, batch.count, batch.newest)
         return True
 
-    def _came(self, digest: int, count: int, newest: int) -> None:
-        """A bucket that was empty holds this now."""
+    def _count_bucket(self, digest: int, count: int, newest: int) -> None:
+        """Add a bucket that was empty to the totals of the set."""
         self.count += count
         self.newest = max(self.newest, newest)
         self._total = (self._total + digest) % DIGEST_MODULUS
 
     def clear(self) -> None:
-        """Hold no samples.  Deletions stay."""
+        """Remove all samples.  Deletions stay."""
         for bucket in self._buckets:
             if isinstance(bucket, StoredBucket):
                 bucket.forget()
-        self._buckets = _empty(len(self._buckets), self._shelf)
+        self._buckets = _empty(len(self._buckets), self._storage)
         self._to_clean = []
         self._total = sum(one.digest for one in self._deletions) % DIGEST_MODULUS
         self.count = 0
 
     def pack_idle(self, now: float, interval_s: float, *, samples_max: int) -> None:
-        """Pack buckets that were not used for a while, about this many samples per interval."""
+        """Pack buckets that were not used for a while, about ``samples_max`` samples per interval."""
         if now < self._idle_due:
             return
         self._idle_due = now + interval_s
@@ -244,32 +246,37 @@ class SampleSet:
                 break
 
     def delete(self, deletion: Deletion) -> list[Sample] | None:
-        """Remember a deletion of history and apply it, or leave that to `clean_some`.  Returns what went at once; None
-        when it was known."""
+        """Remember a deletion of history.  Returns the samples that were removed; None if the deletion was known.
+
+        A set on disk removes none here but in `clean_some`.
+        """
         if deletion in self._deletions:
             return None
         self._deletions.add(deletion)
         self._total = (self._total + deletion.digest) % DIGEST_MODULUS
         self._deleted_until = max(self._deleted_until, deletion.timestamp)
-        if self._shelf is not None:
+        if self._storage is not None:
             self._to_clean = self.filled()
             return []
-        concerned = [bucket for bucket in self._buckets if bucket.may_have(deletion.topic_filter)]
-        return self._remove(deletion.covers, concerned)
+        return self._remove(
+            deletion.covers, [bucket for bucket in self._buckets if bucket.may_have(deletion.topic_filter)]
+        )
 
     @property
     def is_cleaning(self) -> bool:
-        """Samples that are deleted may still be here."""
+        """The set may still have samples that are deleted."""
         return bool(self._to_clean)
 
     def clean_some(self, buckets_max: int) -> list[Sample]:
-        """Look through some buckets for what is deleted.  Returns the samples that went."""
+        """Remove deleted samples from up to ``buckets_max`` buckets.  Returns them."""
         numbers = [self._to_clean.pop() for _ in range(min(buckets_max, len(self._to_clean)))]
         return self._remove(self.is_deleted, [self._buckets[number] for number in numbers])
 
     def sweep(self, number: int, before: int) -> list[Sample]:
-        """Forget, in one bucket, instances whose deletion is older than ``before``, and deletions of history so old,
-        unless what they cover may still be here.  Returns the samples that went."""
+        """Forget deletions that are older than ``before``: of history, and of instances in one bucket.
+
+        While `is_cleaning`, deletions of history are still needed and stay.  Returns the samples that were removed.
+        """
         for old in [one for one in self._deletions if one.timestamp < before and not self.is_cleaning]:
             self._deletions.discard(old)
             self._total = (self._total - old.digest) % DIGEST_MODULUS
@@ -282,7 +289,7 @@ class SampleSet:
 
     def _remove(
         self,
-        is_going: Callable[[Sample], bool],
+        is_removed: Callable[[Sample], bool],
         buckets: Sequence[MemoryBucket | StoredBucket],
         *,
         newest_only: bool = False,
@@ -290,44 +297,43 @@ class SampleSet:
         gone: list[Sample] = []
         for bucket in buckets:
             for instance, samples in list(bucket.instances().items()):
-                considered = samples[:1] if newest_only else samples
-                if any(is_going(sample) for sample in considered):
-                    left = () if newest_only else tuple(sample for sample in samples if not is_going(sample))
+                if any(map(is_removed, samples[:1] if newest_only else samples)):
+                    left = () if newest_only else tuple(sample for sample in samples if not is_removed(sample))
                     gone += self.put(instance, left)[1]
         return gone
 
-    # -- on disk
+    # -- only of a set on disk
 
-    def restore(self, number: int, found: BucketSummary) -> None:
-        """A bucket of a set on disk is there from an earlier run."""
+    def _stored(self, number: int) -> StoredBucket:
         bucket = self._buckets[number]
         assert isinstance(bucket, StoredBucket)
-        bucket.restore(found)
-        self._came(found.digest, found.samples, found.newest)
+        return bucket
+
+    def restore(self, number: int, found: BucketSummary) -> None:
+        """The store has this row of a bucket from an earlier run."""
+        self._stored(number).restore(found)
+        self._count_bucket(found.digest, found.samples, found.newest)
 
     def write(self, number: int) -> SampleBatch:
-        """What the row of a bucket is to be from now on."""
-        bucket = self._buckets[number]
-        return bucket.write() if isinstance(bucket, StoredBucket) else bucket.batch()
+        """The content with which the row of a bucket is to be replaced.  The caller has it stored."""
+        return self._stored(number).write()
 
     def forget_empty(self) -> None:
-        """The rows of buckets that are empty now are of no use any more: there will be a new generation."""
-        for bucket in self._buckets:
-            if isinstance(bucket, StoredBucket) and bucket.is_empty():
-                bucket.forget()
+        """Forget the rows of empty buckets, because a new generation is begun."""
+        for number in range(len(self._buckets)):
+            if self._buckets[number].is_empty():
+                self._stored(number).forget()
 
     def is_written(self, number: int) -> bool:
-        """Whether the row of a bucket is durable and has all that belongs there."""
-        bucket = self._buckets[number]
-        return isinstance(bucket, StoredBucket) and bucket.is_written
+        """Whether the row of a bucket is durable and has all samples that belong on disk."""
+        return self._stored(number).is_written
 
     def when_written(self, numbers: Iterable[int]) -> Callable[[], None]:
-        """What to call when what `write` returned of these buckets, one by one, is durable."""
-        buckets = [self._buckets[number] for number in numbers]
+        """A function to call when the contents that `write` returned of these buckets are durable."""
+        buckets = [self._stored(number) for number in numbers]
 
         def durable() -> None:
             for bucket in buckets:
-                if isinstance(bucket, StoredBucket):
-                    bucket.written()
+                bucket.written()
 
         return durable

@@ -1,8 +1,8 @@
 """A sample: one change of one object, kept for readers that come later.
 
-Samples of an instance (topic, table, key) are ordered by ``(timestamp, writer, number)``: a total order that is the
-same in every service, because all three were given by the publisher.  A digest identifies a sample with its content, so
-that sums of digests compare whole sets.
+Samples of an instance (topic, table, key) are ordered by ``(timestamp, writer, number)``.  The publisher sets all
+three, so every service has the same total order.  The digest of a sample covers its identity and its content: two sets
+are compared by the sums of their digests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Sample(NamedTuple):
     writer: bytes
     """GUID of the publisher."""
     number: int
-    """Its place in the publisher's stream."""
+    """Its number in the stream of the publisher on this topic."""
     is_delete: bool
     event: bytes
-    """The event as it stood in its frame: ``[table, key, action, value, version, timestamp]`` in msgpack."""
+    """The event as it was in its frame: ``[table, key, action, value, version, timestamp]`` in msgpack."""
     digest: bytes
 
     @property
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 as_sample: Callable[[tuple[Any, ...]], Sample] = functools.partial(tuple.__new__, Sample)
-"""What ``Sample(*fields)`` does, at a fraction of the price."""
+"""Does the same as ``Sample(*fields)``, and takes a fraction of the time."""
 
 
 def make_sample(
@@ -56,7 +56,7 @@ def make_sample(
 
 
 def sample_maker(topic: str, writer: bytes) -> Callable[[str, str, int, int, bool, bytes], Sample]:
-    """Makes samples of one stream of ``table, key, timestamp, number, is_delete, event``."""
+    """A function that makes samples of one stream, from ``table, key, timestamp, number, is_delete, event``."""
     topic_bytes = topic.encode() + b"\0"
 
     def make(table: str, key: str, timestamp: int, number: int, is_delete: bool, event: bytes) -> Sample:
@@ -68,21 +68,21 @@ def sample_maker(topic: str, writer: bytes) -> Callable[[str, str, int, int, boo
 
 
 def digest_value(digest: bytes) -> int:
-    """A digest as a term of a sum modulo `DIGEST_MODULUS`."""
+    """The digest as a number.  Sums of these are taken modulo `DIGEST_MODULUS`."""
     return int.from_bytes(digest, "big")
 
 
 def bucket_of(instance: InstanceKey, buckets: int) -> int:
-    """The bucket of an instance: the same in every process and release."""
+    """The bucket of an instance, which is the same in every process and release."""
     return zlib.crc32("\0".join(instance).encode()) % buckets
 
 
 def newest_first(samples: tuple[Sample, ...], depth: int) -> tuple[Sample, ...]:
-    """What is kept of an instance: distinct samples, newest first, none older than its newest deletion, at most
+    """The samples of an instance that are kept: distinct, newest first, none older than its newest deletion, at most
     ``depth``.
 
-    Keeping is a join: ``keep(keep(a) + keep(b)) == keep(a + b)``, in any order and any number of times.  What one side
-    dropped is older than a deletion, or than ``depth`` samples, that the union has as well.
+    This is a join: ``kept(kept(a) + kept(b)) == kept(a + b)``, in any order and any number of times.  A sample that one
+    side dropped is older than a deletion, or than ``depth`` samples, and the union has these as well.
     """
     kept: list[Sample] = []
     for sample in sorted(set(samples), key=_order, reverse=True):

@@ -12,7 +12,7 @@ from durability_service.core.effects import BeginFill, CompleteFill, DeleteHisto
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import NameSpace
 from durability_service.core.service import DurabilityCore
-from durability_service.core.sets.batches import spread
+from durability_service.core.sets.batches import pack_buckets
 from durability_service.core.sets.samples import Sample, make_sample
 from durability_service.core.settings import ServiceSettings, TopicRules
 from durability_service.testing.simulator.network import Network
@@ -147,7 +147,7 @@ class Scenario:
             marks = StoreMarks(Epoch(self.random.randint(1, 5), node.name), alive=alive)
             for operation in (
                 BeginFill(space.name, tuple(sorted(space.filters)), node.settings.buckets),
-                Fill(space.name, spread(samples, node.settings.buckets)),
+                Fill(space.name, pack_buckets(samples, node.settings.buckets)),
                 CompleteFill(space.name, marks),
             ):
                 node.disk.do(operation)

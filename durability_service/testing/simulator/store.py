@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
-from durability_service.core.sets.batches import HEAD_BYTES, SampleBatch, spread, summary, unpack
+from durability_service.core.sets.batches import HEAD_BYTES, SampleBatch, pack_buckets, summary, unpack
 from durability_service.core.sets.samples import Sample, bucket_of
 
 
@@ -72,7 +72,7 @@ class StoreModel:
             if not generation.is_complete and name in self.backup:
                 self.current[name] = self.backup.pop(name)
         for generation in self.current.values():
-            generation.rows = spread(generation.samples.values(), generation.buckets)
+            generation.rows = pack_buckets(generation.samples.values(), generation.buckets)
         return {name: _restored(one) for name, one in self.current.items()}
 
     def read(self, name_space: str, number: int) -> SampleBatch:

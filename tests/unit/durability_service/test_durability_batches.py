@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from durability_service.core.sets.batches import EMPTY, HEAD_BYTES, find, from_content, pack, spread, summary, unpack
+from durability_service.core.sets.batches import (
+    EMPTY,
+    HEAD_BYTES,
+    find,
+    from_content,
+    pack,
+    pack_buckets,
+    summary,
+    unpack,
+)
 from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import Sample, make_sample
 from pubsub_api.core.errors import UndecodableBody
@@ -81,7 +90,7 @@ def test_packing_changes_nothing_in_a_set(seed: int) -> None:
 
 
 def test_only_an_empty_bucket_of_which_nothing_was_deleted_is_taken_over() -> None:
-    batches = spread(some(40), BUCKETS)
+    batches = pack_buckets(some(40), BUCKETS)
     taken = a_set()
     assert all(taken.adopt(number, batch) for number, batch in batches.items())
     assert not any(taken.adopt(number, batch) for number, batch in batches.items())

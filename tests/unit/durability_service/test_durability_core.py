@@ -16,7 +16,7 @@ from durability_service.core.keeping.lifecycle import Phase
 from durability_service.core.messages import AlignRequest, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, NamespacePolicy
 from durability_service.core.service import DurabilityCore
-from durability_service.core.sets.batches import spread
+from durability_service.core.sets.batches import pack_buckets
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import make_sample
 from durability_service.core.settings import ServiceSettings, TopicRules
@@ -87,7 +87,7 @@ class Rig:
             self.oracle.wrote(sample)
         for operation in (
             BeginFill(SPACE.name, tuple(sorted(SPACE.filters)), SETTINGS.buckets),
-            Fill(SPACE.name, spread(samples, SETTINGS.buckets)),
+            Fill(SPACE.name, pack_buckets(samples, SETTINGS.buckets)),
             CompleteFill(SPACE.name, StoreMarks(Epoch(3, name), alive=EPOCH_NS)),
         ):
             self.nodes[name].disk.do(operation)
@@ -261,7 +261,7 @@ def test_a_store_that_was_never_completed_is_not_injected() -> None:
     node = rig.add("a")
     node.disk.do(BeginFill(SPACE.name, ("a/#",), SETTINGS.buckets))
     half = rig.writers["a"].sample("a/x", "half", is_delete=False)
-    node.disk.do(Fill(SPACE.name, spread([half], SETTINGS.buckets)))
+    node.disk.do(Fill(SPACE.name, pack_buckets([half], SETTINGS.buckets)))
     rig.start()
     assert rig.held("a").is_complete
     assert rig.keys("a") == ""
@@ -273,7 +273,7 @@ def test_an_interrupted_fill_goes_back_to_the_set_before() -> None:
     rig.preload("a", "w", "h")
     rig.nodes["a"].disk.do(BeginFill(SPACE.name, ("a/#",), SETTINGS.buckets))
     half = rig.writers["a"].sample("a/x", "half", is_delete=False)
-    rig.nodes["a"].disk.do(Fill(SPACE.name, spread([half], SETTINGS.buckets)))
+    rig.nodes["a"].disk.do(Fill(SPACE.name, pack_buckets([half], SETTINGS.buckets)))
     rig.start()
     assert rig.keys("a") == "hw"
 

@@ -14,7 +14,7 @@ import pytest
 
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
-from durability_service.core.sets.batches import EMPTY, HEAD_BYTES, SampleBatch, spread, summary, unpack
+from durability_service.core.sets.batches import EMPTY, HEAD_BYTES, SampleBatch, pack_buckets, summary, unpack
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample, bucket_of, make_sample
 from durability_service.errors import StoreFailed, StoreInUse
@@ -41,11 +41,11 @@ def repacked(current: Generation, added: list[Sample], removed: list[Sample]) ->
     left = {**current.samples, **{one.digest: one for one in added}}
     for one in removed:
         left.pop(one.digest, None)
-    return {number: batch for number, batch in spread(left.values(), BUCKETS).items() if number % 3}
+    return {number: batch for number, batch in pack_buckets(left.values(), BUCKETS).items() if number % 3}
 
 
 def filled(name: str, samples: list[Sample], given: StoreMarks) -> list[StoreOperation]:
-    return [BeginFill(name, ("a",), BUCKETS), Fill(name, spread(samples, BUCKETS)), CompleteFill(name, given)]
+    return [BeginFill(name, ("a",), BUCKETS), Fill(name, pack_buckets(samples, BUCKETS)), CompleteFill(name, given)]
 
 
 def operations(seed: int, count: int) -> list[StoreOperation]:
@@ -63,7 +63,7 @@ def operations(seed: int, count: int) -> list[StoreOperation]:
             batches = repacked(current, some, gone) if chance.random() < 0.3 else {}
             choices += [Apply(name, some, gone, chance.choice((None, marks(len(made) + 1))), batches)] * 8
         elif current is not None:
-            choices += [Fill(name, spread(some, BUCKETS)), CompleteFill(name, marks(len(made) + 1))] * 3
+            choices += [Fill(name, pack_buckets(some, BUCKETS)), CompleteFill(name, marks(len(made) + 1))] * 3
         operation = chance.choice(choices)
         model.do(operation)
         made.append(operation)
@@ -228,7 +228,7 @@ def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) ->
         for number in range(1, 60):
             change = Apply("orders", [sample(number)], [])
             current.samples[sample(number).digest] = sample(number)
-            whole = spread(current.samples.values(), BUCKETS)
+            whole = pack_buckets(current.samples.values(), BUCKETS)
             turn = number % BUCKETS
             store.do([dataclasses.replace(change, batches={turn: whole.get(turn, EMPTY)})])
             (found,) = store.generations()
@@ -291,7 +291,7 @@ def test_a_set_that_is_kept_in_another_number_of_buckets_is_written_anew(tmp_pat
 
 def test_buckets_that_are_as_they_were_are_kept_without_being_sent(tmp_path: pathlib.Path) -> None:
     samples = [sample(number) for number in range(40)]
-    batches = spread(samples, BUCKETS)
+    batches = pack_buckets(samples, BUCKETS)
     again = [BeginFill("orders", ("a",), BUCKETS), Fill("orders", {0: batches[0]}, kept=[1, 3])]
     model = StoreModel()
     with SampleStore(tmp_path / "store.db") as store:

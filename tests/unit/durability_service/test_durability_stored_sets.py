@@ -10,7 +10,7 @@ import pytest
 from durability_service.core.effects import Apply, Fill, Live, Restored, StoreMarks, StoreOperation
 from durability_service.core.keeping.holding import Holding
 from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy
-from durability_service.core.sets.batches import pack, spread, unpack
+from durability_service.core.sets.batches import pack, pack_buckets, unpack
 from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import DIGEST_MODULUS, Sample, bucket_of, digest_value, make_sample
 from durability_service.core.sets.stored_buckets import BucketMemory
@@ -137,7 +137,8 @@ def test_memory_is_bounded_however_large_the_set_is() -> None:
 
 def test_nothing_is_given_up_before_it_is_durable() -> None:
     service = Service(rules=TopicRules())
-    assert all(service.set.adopt(number, batch) for number, batch in spread(map(sample, range(1, 50)), BUCKETS).items())
+    batches = pack_buckets(map(sample, range(1, 50)), BUCKETS)
+    assert all(service.set.adopt(number, batch) for number, batch in batches.items())
     service.do(service.held.change(adopted=service.set.filled()))
     service.memory.trim()
     assert service.memory.pinned_bytes == service.memory.rows_bytes > 0
