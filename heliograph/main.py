@@ -1,9 +1,9 @@
-"""The entry point: finds the command, runs it, and turns whatever happens into output and an exit code.
+"""The entry point: finds the command, runs it, and turns its result or its error into output and an exit code.
 
 Commands are the modules of `heliograph.commands`.  Their errors end here: one line on standard error, or one JSON
 object there with ``--json``; the traceback only with ``--debug``.  SIGINT and SIGTERM unwind the command as
-KeyboardInterrupt, so that its ``with`` blocks close what they opened.  Only the standard library is imported here, so
-that signals are in good hands from early on.
+KeyboardInterrupt, so that its ``with`` blocks close what they opened.  This module imports the standard library only,
+so that signals are handled before the slower imports of a command begin.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _signals():
         try:
             args = parsing.parse(words)
-            targets.fill_in(args)
+            targets.fill_in_targets(args)
         except parsing.WrongUsage as error:
-            return _complain(error.command, None, str(error), exits.USAGE, is_json="--json" in words)
-        except SystemExit as end:  # the help or the version was asked for, and shown
+            return _report_problem(error.command, None, str(error), exits.USAGE, is_json="--json" in words)
+        except SystemExit as end:  # argparse has printed the help or the version
             return end.code if isinstance(end.code, int) else exits.USAGE
         except KeyboardInterrupt:  # libraries were being imported
             output.note("heliograph: interrupted")
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    if sys.stdout is None:  # closed by the parent process, which does not want to see it
+    if sys.stdout is None:  # the parent process has closed it: it does not want the output
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -61,49 +61,49 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         _abandon_stdout()
         return exits.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  told, whatever it is
-        return _failed(args, *_judge(error, is_verbose=args.verbose or args.debug), error=error)
+    except Exception as error:  # noqa: BLE001  every error is reported
+        return _failed(args, *_explain_error(error, is_verbose=args.verbose or args.debug), error=error)
     return code
 
 
-def _judge(error: Exception, *, is_verbose: bool) -> tuple[str, int]:
-    """What to say of an error, and the exit code for it."""
-    from pubsub_api.errors import HeliographError  # imported here, because help and Ctrl-C need none
+def _explain_error(error: Exception, *, is_verbose: bool) -> tuple[str, int]:
+    """The message for an error, and its exit code."""
+    from pubsub_api.errors import HeliographError  # imported here: the help does not wait for it
 
     if isinstance(error, HeliographError):  # first, because some of them are OSErrors as well
-        told = exits.explain(error)
-        return f"{told} {exits.judge(error)}" if is_verbose else told, exits.code_for(error)
+        message = exits.on_one_line(error)
+        return f"{message} {exits.classify(error)}" if is_verbose else message, exits.code_for(error)
     if isinstance(error, OSError):
         return f"the operating system refused it: {error}", exits.ENVIRONMENT
-    # A bug of ours: named as one, and never silent.
     return f"internal error, please report it: {type(error).__name__}: {error} (--debug shows where)", exits.FAILED
 
 
 def _failed(args: argparse.Namespace, problem: str, code: int, *, error: Exception | None = None) -> int:
-    """Say what went wrong, after whatever was printed before.  Called while the exception is handled."""
+    """Report what went wrong, behind the output so far.  Call it while the exception is handled."""
     try:
         sys.stdout.flush()
-    except OSError:  # it may even be the reason; standard error still gets the line
+    except OSError:  # perhaps the very error that is reported
         _abandon_stdout()
     if args.debug:
         traceback.print_exc()
-    return _complain(f"heliograph {args.command}", error, problem, code, is_json=getattr(args, "json", False))
+    return _report_problem(f"heliograph {args.command}", error, problem, code, is_json=getattr(args, "json", False))
 
 
-def _complain(command: str, error: Exception | None, problem: str, code: int, *, is_json: bool) -> int:
-    output.note(output.dumps(exits.record(error, problem, code)) if is_json else f"{command}: {problem}")
+def _report_problem(command: str, error: Exception | None, problem: str, code: int, *, is_json: bool) -> int:
+    output.note(output.dumps(exits.error_record(error, problem, code)) if is_json else f"{command}: {problem}")
     return code
 
 
 def _abandon_stdout() -> None:
-    """Our output goes nowhere any more: make sure that the interpreter's last flush does not complain about it."""
+    """Send the rest of the output to /dev/null, so that the interpreter's last flush does not fail."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does.  Only the main thread may say so; elsewhere nothing changes."""
+    """SIGTERM ends a command as Ctrl-C does.  Python sets signal handlers in the main thread only; in another thread
+    nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

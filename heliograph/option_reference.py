@@ -1,4 +1,4 @@
-"""All options of all groups: those of the sample file, and the page ``docs/options.md``.
+"""The reference of all options: what the sample file shows, and the page ``docs/options.md``.
 
 ``python -m heliograph.option_reference`` writes the page again; ``./run genconfig`` writes both files.
 """
@@ -17,15 +17,15 @@ PAGE = pathlib.Path("docs/options.md")
 _HEAD = """# All options
 
 Generated from the code by `./run genconfig`. `etc/heliograph.conf` shows the options that most sites look at; here they
-are **bold**. The others are advanced: their defaults fit nearly everywhere. An option that is not on this page is
-refused at start, with the name that is most like it, or with what became of it when [an earlier
-release](#options-that-are-gone) had it.
+are **bold**. The others are advanced: their defaults fit nearly everywhere. A process refuses to start with an option
+that is not on this page. The error names the most similar option, or what replaces an option of [an earlier
+release](#options-that-are-gone).
 """
 _GONE = """
 ## Options that are gone
 
-Earlier releases had options that no site turned. They are constants in the code now, with their reason beside them, or
-follow from another option; a configuration file that names one is refused at start, and told so.
+Earlier releases had options that no site changed. They are constants in the code now, with their reason beside them, or
+follow from another option. A process refuses to start with a configuration file that sets one, and the error says so.
 
 | group | constants | now given by |
 | --- | --- | --- |
@@ -33,7 +33,7 @@ follow from another option; a configuration file that names one is refused at st
 
 
 def all_options() -> dict[str, list[cfg.Opt]]:
-    """Group -> its options, those that operators turn first."""
+    """Group -> its options, the advanced ones last."""
     found: dict[str, list[cfg.Opt]] = {}
     for entry in sorted(importlib.metadata.entry_points(group="oslo.config.opts"), key=lambda one: one.name):
         if entry.name.startswith("heliograph."):

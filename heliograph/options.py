@@ -1,4 +1,4 @@
-"""Options that several commands share, and the way from them to a configuration or a session."""
+"""Command-line options that several commands share, and how they become a configuration or a session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Subparsers = argparse._SubParsersAction
 """What ``add_subparsers`` returns; `argparse` has no public name for it."""
 
 Run = Callable[[argparse.Namespace, "Output"], int]
-"""What does the work of a command or a verb, and returns the exit code."""
+"""The function that does the work of a command or a verb, and returns the exit code."""
 
 DEFAULT_BUS = "zmq://127.0.0.1:8866"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -31,11 +31,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def add_command(
     subparsers: Subparsers[argparse.ArgumentParser], name: str, summary: str, module: ModuleType, log_level: str
 ) -> None:
-    """Add the parser of a command, or of a job, from what its module has (`heliograph.commands`)."""
+    """Add the parser of a command, or of a job, from the names that its module defines (see `heliograph.commands`)."""
     parser = add_parser(subparsers, name, summary, module.DESCRIPTION, module.EXAMPLES)
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_arguments(parser)
-    add_trouble(parser, log_level)
+    add_troubleshooting(parser, log_level)
 
 
 def add_verbs(
@@ -43,19 +43,19 @@ def add_verbs(
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Add the parsers of a command's verbs; the caller adds arguments to each before it takes the next.
 
-    What a verb does is said by its line in the description of the command, and its examples are those of the command
-    that show it.
+    The summary of a verb is its line in the description of the command, and its examples are the command's examples
+    that use it.
     """
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in description.splitlines() if line.startswith("  ")}
     for name in verbs:
         parser = add_parser(subparsers, name, lines[name], lines[name], examples_of(name, examples))
         yield name, parser
-        add_trouble(parser)
+        add_troubleshooting(parser)
 
 
 def examples_of(verb: str, examples: str) -> str:
-    """Those of the examples of a command that show the verb."""
+    """The examples of a command that use the verb."""
     return "".join(line for line in examples.splitlines(keepends=True) if f" {verb} " in line)
 
 
@@ -66,7 +66,7 @@ def add_parser(
     description: str,
     examples: str,
 ) -> argparse.ArgumentParser:
-    """A parser whose help teaches.  When it has its arguments, `add_trouble` is to be called."""
+    """Add a parser whose help has examples and exit codes.  Call `add_troubleshooting` after adding its arguments."""
     return subparsers.add_parser(
         name,
         help=summary,
@@ -77,24 +77,25 @@ def add_parser(
     )
 
 
-def add_trouble(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
-    """What every command has, shown behind what it has of its own: options for when something is wrong."""
+def add_troubleshooting(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
+    """Add the options of every command; the help shows them behind the command's own."""
     trouble = parser.add_argument_group("when something is wrong")
     trouble.add_argument(
-        "--verbose", action="store_true", help="say of an error what kind it is, and whether trying again can help"
+        "--verbose", action="store_true", help="add to an error its class, and whether trying again can help"
     )
     trouble.add_argument("--debug", action="store_true", help="show the traceback of an error")
     trouble.add_argument(
         "--log-level",
         choices=LOG_LEVELS,
         default=log_level,
-        help="what to log on standard error (default: %(default)s)",
+        help="least level of the log lines on standard error (default: %(default)s)",
     )
     trouble.add_argument(
         "--log-format",
         choices=log_lines.FORMATS,
         default="text",
-        help="how: lines to read, a JSON object per line, or as the files tell oslo.log (default: %(default)s)",
+        help="form of the log: text, a JSON object per line, or what the configuration files say to oslo.log "
+        "(default: %(default)s)",
     )
 
 
@@ -111,7 +112,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Which seeds a simulation runs."""
+    """``--seeds``, ``--seed`` and ``--first``: which seeds a simulation runs."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", metavar="N", type=positive_int, default=1000, help="how many (default: 1000)")
     which.add_argument("--seed", metavar="S", type=natural_int, help="replay one seed and show what happened")
@@ -127,26 +128,28 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bus(parser: argparse._ActionsContainer, what: str) -> None:
-    """``--bus``; ``--url``, its former name in some commands, is understood."""
+    """``--bus``, and the hidden ``--url``, its former name in some commands."""
     parser.add_argument("--bus", metavar="URL", help=what)
     parser.add_argument("--url", dest="bus", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_context(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--context", metavar="NAME", help="take what is not said here from `heliograph context add`")
+    parser.add_argument(
+        "--context", metavar="NAME", help="take targets that are not given from this context (`heliograph context`)"
+    )
 
 
 def add_confirmation(parser: argparse.ArgumentParser) -> None:
-    """``--dry-run`` and ``--yes``, for what cannot be undone; `heliograph.terminal.asking` heeds them."""
+    """``--dry-run`` and ``--yes``, for work that cannot be undone; read by `heliograph.terminal.confirming`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    which.add_argument("--yes", action="store_true", help="do not ask")
+    which.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    which.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
     """The configuration that ``--config-file`` and ``--bus`` name, or the defaults.
 
-    Raises InvalidConfig, and for a URL what loading its driver may raise.
+    Raises InvalidConfig; for a URL also DriverNotFound and DriverDependencyMissing.
     """
     from pubsub_api import loading
     from pubsub_api.config import new_conf
@@ -157,15 +160,16 @@ def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
 
 
 def open_session(args: argparse.Namespace) -> Session:
-    """A session on the bus that the options name.  Opens no connection yet; raises as `read_conf` and as `open`."""
+    """A session on the bus that the options name.  It does not connect yet.  Raises what `read_conf` and
+    `pubsub_api.open` raise."""
     import pubsub_api
 
     return pubsub_api.open(conf=read_conf(args))
 
 
 def json_value(text: str) -> Any:
-    """What the text says in JSON.  Raises ValueError, also for what Python would take: ``NaN``, ``Infinity``, and
-    a number that is too large, such as ``1e999``, which would become infinite."""
+    """The value of a JSON text.  Raises ValueError; unlike `json.loads` also for ``NaN``, ``Infinity``, and numbers
+    such as ``1e999``, which would become infinite."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
@@ -186,7 +190,7 @@ T = TypeVar("T", int, float)
 
 
 def number(kind: type[T], is_valid: Callable[[T], bool], what: str) -> Callable[[str], T]:
-    """An argparse type: a number that is valid.  ``what`` says in an error what is."""
+    """An argparse type for numbers that satisfy ``is_valid``; ``what`` describes them in the error."""
 
     def parse(text: str) -> T:
         try:
@@ -208,7 +212,7 @@ rate = number(float, lambda value: 1e-6 <= value <= 1e9, "a number of events per
 
 
 def choices_of(parser: argparse.ArgumentParser, option: str) -> list[str]:
-    """The values that an option takes, when there are only some."""
+    """The values that an option takes; empty when it takes any value."""
     for action in parser._actions:
         if option in action.option_strings:
             return [str(choice) for choice in action.choices or ()]

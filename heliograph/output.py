@@ -1,8 +1,8 @@
 """What commands print: tables and lines for people, JSON for scripts.
 
 Results go to standard output, everything else (progress, notes, errors) to standard error.  Text that came from the
-network is shown with its control characters escaped, so that no event can play tricks on a terminal.  The library for
-tables and colours is imported when the first of them is made.
+network is shown with its control characters escaped, so that no event can control a terminal.  The library for tables
+and colours is imported when the first table is made.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from pubsub_api import Event
 
 PIPE_COLUMNS = 200
-"""Width of a table when standard output is no terminal: wide, so that hardly anything is wrapped."""
+"""Width of a table when standard output is no terminal: wide, so that few rows are wrapped."""
 
 _WIDTH_MAX = 1_000_000
 
 DEPTH_MAX = 100
 EXACT_INTEGER_MAX = 1 << 53
-"""Readers of JSON that know no integers lose digits of what is larger: it is written as a string."""
+"""Larger integers are written as strings: JSON readers that store all numbers as floats would lose digits."""
 
 STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 
 
 class Payload:
-    """What a user has stored or sent, inside a record: its numbers stay numbers, so that it can be stored again."""
+    """A user's value inside a record.  All its integers stay numbers, so that it can be stored again as it was."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
 
 class Output:
-    """One command's standard output, in one of its two languages."""
+    """The standard output of one command: text, or JSON with ``--json``."""
 
     def __init__(self, *, is_json: bool) -> None:
         self.is_json = is_json
 
     @functools.cached_property
     def console(self) -> Console:
-        """Made when it is first needed: many commands print nothing but lines."""
+        """Made at its first use: many commands print lines only."""
         return stdout_console()
 
     def record(self, value: object) -> None:
@@ -65,7 +65,7 @@ class Output:
             self.line(line)
 
     def counters(self, counters: Mapping[str, object]) -> None:
-        """Counters of something that goes on, at once."""
+        """The counters of running work on one line, flushed at once."""
         self.result(counters, ", ".join(f"{name} {compact(value)}" for name, value in counters.items()))
         self.flush()
 
@@ -74,19 +74,20 @@ class Output:
         if self.is_json:
             self.record({"statistics": statistics})
         else:
-            rows = [(name, compact(value)) for name, value in leaves(statistics) if value not in (0, None, "", {}, [])]
+            fields = list(flat_fields(statistics))
+            rows = [(name, compact(value)) for name, value in fields if value not in (0, None, "", {}, [])]
             self.table("statistics", ("counter", "value"), rows)
-            hidden = sum(1 for _ in leaves(statistics)) - len(rows)
+            hidden = len(fields) - len(rows)
             if hidden:
                 self.line(f"{counted(hidden, 'counter')} more: 0 or empty")
 
     @property
     def can_redraw(self) -> bool:
-        """A view can take the place of the one before: it is a terminal, and one that can do that."""
+        """Whether standard output is a terminal on which a view can replace the one before."""
         return self.console.is_terminal and not self.console.is_dumb_terminal
 
     def line(self, text: str, style: str = "") -> None:
-        """One line for people.  ``text`` may hold anything."""
+        """One line for people.  ``text`` may hold control characters: they are escaped."""
         if style and self.console.is_terminal:
             from rich.text import Text
 
@@ -140,28 +141,28 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def note(text: str) -> None:
-    """Something a person may want to know, on standard error."""
+    """Print a remark for people on standard error."""
     sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
 def note_empty(log: LogApi, command: str) -> None:
-    """A note when a log is empty: a mistyped URL looks like this."""
+    """Print a note when the log is empty: perhaps its URL is mistyped."""
     if not any(state.end for state in log.state()):
         note(f"{command}: nothing was ever appended to this log")
 
 
-def leaves(statistics: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The fields of a dataclass, and of those in it, each with its path."""
+def flat_fields(statistics: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(path, value) of every field of a dataclass and of the dataclasses inside it."""
     for name, value in vars(statistics).items():
         if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from flat_fields(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def printable(text: str) -> str:
-    """The text with everything that is not printable, but for line ends, replaced by its Python escape."""
+    """The text with unprintable characters, except line ends, replaced by their Python escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
@@ -173,7 +174,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def dumps(value: object) -> str:
-    """JSON on one line, in ASCII.  Whatever msgpack can carry is accepted; see `jsonable`."""
+    """JSON on one line, in ASCII.  Accepts every value that msgpack can carry; see `jsonable`."""
     return json.dumps(jsonable(value), allow_nan=False, separators=(", ", ": "))
 
 
@@ -185,10 +186,10 @@ def compact(value: object) -> str:
 
 
 def jsonable(value: Any, depth: int = 0, *, is_payload: bool = False) -> Any:
-    """The nearest JSON: bytes become ``{"bytes": hex}``, a number that JSON lacks and an unknown type become a string.
+    """The nearest JSON value.  Bytes become ``{"bytes": hex}``; infinite numbers and unknown types become strings.
 
-    An integer that not every reader can hold becomes a string too, unless it is in a `Payload`.  What is nested too
-    deep to be read is left out, and a sentence stands in its place.
+    Integers above `EXACT_INTEGER_MAX` become strings too, except in a `Payload`.  Values below `DEPTH_MAX` levels are
+    replaced by a sentence.
     """
     if isinstance(value, int) and not is_payload and abs(value) > EXACT_INTEGER_MAX:
         return str(value)
@@ -212,7 +213,7 @@ def jsonable(value: Any, depth: int = 0, *, is_payload: bool = False) -> Any:
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """An event for scripts.  Its time is in nanoseconds, and so a string.  Headers are there when it has some."""
+    """An event for scripts.  The timestamp is a string of nanoseconds.  ``headers`` is left out when empty."""
     record = {
         "topic": event.topic,
         "table": event.table,
@@ -232,7 +233,7 @@ def _key(key: object) -> str:
 
 
 def clock_text(timestamp_ns: int) -> str:
-    """The wall-clock time in a timestamp, UTC; the number itself when it is no time a calendar knows."""
+    """The time of a timestamp in UTC; the number itself when the calendar does not reach so far."""
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_ns // 1_000_000_000, tz=datetime.timezone.utc)
     except (ValueError, OverflowError, OSError):

@@ -1,6 +1,6 @@
-"""From words to arguments: the parsers of all commands, and what is said of a word that none of them knows.
+"""From words to arguments: the parsers of all commands, and suggestions for words that no parser knows.
 
-Only the standard library is imported here; the module of a command is imported when it is called.
+This module imports the standard library only.  The module of a command is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Help?      `heliograph help COMMAND` explains a command and shows examples.
 
 
 class WrongUsage(Exception):
-    """The words make no command.  ``command`` is how far they did."""
+    """The words are no valid command line.  ``command`` is the part that was understood."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"{problem} (try {command} --help)")
@@ -32,7 +32,7 @@ class WrongUsage(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises WrongUsage instead of printing, and says what may have been meant."""
+    """Raises WrongUsage instead of printing and exiting, and suggests a similar word."""
 
     def error(self, message: str) -> NoReturn:
         raise WrongUsage(self.prog, message)
@@ -41,18 +41,20 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
+        suggestion = _suggestion(value, known)
         if isinstance(action, argparse._SubParsersAction):
-            raise WrongUsage(self.prog, f"there is no {str(action.metavar).lower()} {value!r}{_meant(value, known)}")
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{_meant(value, known)}")
+            raise WrongUsage(self.prog, f"there is no {str(action.metavar).lower()} {value!r}{suggestion}")
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{suggestion}")
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def _suggestion(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def build_parser(only: str | None = None) -> Parser:
-    """The whole command line, or one that knows the arguments of a single command and just the names of the others."""
+    """The parser of the command line.  With ``only`` it has the arguments of that command and just the names of the
+    others, so that their modules are not imported."""
     parser = Parser(
         prog="heliograph",
         description=DESCRIPTION,
@@ -77,7 +79,7 @@ def build_parser(only: str | None = None) -> Parser:
 
 
 class _ShowVersion(argparse.Action):
-    """Finds the version out only when it is asked for."""
+    """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         sys.stdout.write(f"heliograph {version()}\n")
@@ -95,9 +97,9 @@ def version() -> str:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Raises WrongUsage, and SystemExit after the help or the version that was asked for."""
+    """The arguments of a command line.  Raises WrongUsage; SystemExit after printing the help or the version."""
     words = _without_help_command(words)
-    called = command_in(words)
+    called = called_command(words)
     parser = build_parser(only=called)
     args, rest = parser.parse_known_args(words)
     if args.command is None and not rest:
@@ -106,16 +108,17 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if hasattr(args, "passed_on"):
         args.passed_on = rest
     elif rest:
-        *_, last = parsers_on_the_way(parser, words)
-        meant = _meant(rest[0], options_of(last)) if rest[0].startswith("-") else ""
+        *_, last = parser_chain(parser, words)
+        meant = _suggestion(rest[0], options_of(last)) if rest[0].startswith("-") else ""
         raise WrongUsage(
             f"heliograph {args.command or ''}".rstrip(), f"unrecognized arguments: {' '.join(rest)}{meant}"
         )
     return args
 
 
-def command_in(words: Sequence[str]) -> str:
-    return next((word for word in words if not word.startswith("-")), "")  # options before it take no value
+def called_command(words: Sequence[str]) -> str:
+    """The first word that is no option; empty when there is none.  Options before a command take no value."""
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def _without_help_command(words: Sequence[str]) -> list[str]:
@@ -125,8 +128,8 @@ def _without_help_command(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def parsers_on_the_way(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.ArgumentParser]:
-    """The parser, that of the command in the words, and that of its verb."""
+def parser_chain(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[argparse.ArgumentParser]:
+    """The parser, then that of the command in the words, then that of its verb."""
     yield parser
     for word in words:
         found = subparsers_of(parser).get(word)
@@ -143,6 +146,6 @@ def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Argumen
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a parser, but for those that its help does not show."""
+    """The options that the help of a parser shows."""
     shown = (action for action in parser._actions if action.help != argparse.SUPPRESS)
     return [text for action in shown for text in action.option_strings if text.startswith("--")]

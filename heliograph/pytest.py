@@ -1,12 +1,12 @@
 """Fixtures for tests of programs that use Heliograph; pytest loads them by itself where Heliograph is installed.
 
 =====================  ===========================================================================================
-``heliograph_bus``     a bus in memory, with switches: ``lose``, ``delay``, ``cut``, ``heal``
-``heliograph_system``  a database, that bus, and what is on them: ``writer``, ``cache``, ``controller``, ``restart``
+``heliograph_bus``     a bus in memory with faults to switch on: ``lose``, ``delay``, ``cut``, ``heal``
+``heliograph_system``  a database on that bus; makes a ``writer``, a ``cache``, a ``controller``; ``restart``
 ``heliograph_time``    the time of that system's controllers: ``advance`` moves it
 =====================  ===========================================================================================
 
-Nothing of Heliograph is imported before a test asks for one of them.
+Heliograph is not imported before a test uses one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How people write durations and points in time, the same for all commands."""
+"""How users write durations and points in time, the same for all commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 
 DURATIONS = "500ms, 10s, 5m, 2h or 1d"
-"""For texts of help: a number without a unit is in seconds."""
+"""Examples for help texts.  A number without a unit is in seconds."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -35,13 +35,13 @@ def _seconds(text: str) -> float | None:
 
 
 def duration_text(value_s: float) -> str:
-    """A duration for people, in the largest unit of which it has one: ``2.5h``."""
+    """A duration for people, in the largest unit that is not longer than it: ``2.5h``."""
     name, size = next((pair for pair in reversed(_UNITS_S.items()) if abs(value_s) >= pair[1]), ("s", 1.0))
     return f"{value_s / size:.3g}{name}"
 
 
 class Moment:
-    """A point in time: a date, or a duration before now.  What now is, is said by whose clock counts."""
+    """A point in time: a date, or a duration before now.  The caller gives now, because its clock counts."""
 
     def __init__(self, text: str) -> None:
         """Raises ArgumentTypeError."""

@@ -1,8 +1,8 @@
-"""Reads frames with the plain ``msgpack`` package: the wire format's independent reader.
+"""An independent reader of the wire format, on the plain ``msgpack`` package.
 
-It shares no code with `pubsub_api.core`, on purpose.  What it reads was written after the format's description, so a
-frame that both understand alike is a frame as documented.  It is for people who look at captured bytes, not for speed:
-it reads a whole capture from memory and keeps going frame by frame, however many are concatenated.
+It shares no code with `pubsub_api.core`, on purpose: it was written from the description of the format, so a frame that
+both read alike is as documented.  It is made for looking at captured bytes, not for speed: it reads a capture from
+memory, frame by frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = {1: "DATA", 2: "HELLO", 3: "BYE", 4: "QUERY", 5: "REPLY", 6: "CONTROL"}
 FLAGS = {1: "SIGNED", 2: "START", 4: "LAST"}
 ELEMENTS = ("magic", "version", "kind", "flags", "guid", "first", "after", "count", "timestamp", "topic", "body", "mac")
 EVENT_FIELDS = ("table", "key", "action", "value", "version", "timestamp")
-"""Of every event; one may have ``headers`` as well."""
+"""The fields of every event; an event may have ``headers`` as well."""
 GUID_BYTES = 16
 MAC_BYTES = 32
 
@@ -38,7 +38,7 @@ _UNREADABLE = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackE
 
 @dataclasses.dataclass(frozen=True)
 class DecodedFrame:
-    """One frame as it was found."""
+    """One frame of a capture."""
 
     offset: int
     """Where it starts in the capture."""
@@ -57,14 +57,14 @@ class DecodedFrame:
     events: list[dict[str, Any]] | None
     """The events of a DATA frame."""
     body: Any
-    """The body of any other kind.  The frames that a REPLY holds are decoded too, into the same class."""
+    """The body of a frame of another kind.  Frames inside a REPLY are decoded into this class, too."""
 
 
 def read_frames(data: bytes) -> Iterator[DecodedFrame]:
     """Every frame in ``data``, in order.
 
-    Raises NotAFrame, UnsupportedVersion, MalformedFrame or UndecodableBody, with the byte offset, at the first thing
-    that is no sound frame.  What comes before it has been yielded.
+    Raises NotAFrame, UnsupportedVersion, MalformedFrame or UndecodableBody, with the byte offset, at the first bytes
+    that are no valid frame, after yielding the frames before them.
     """
     if not data:
         raise NotAFrame("at byte offset 0: the input is empty")
@@ -109,7 +109,8 @@ def _read_element(unpacker: msgpack.Unpacker, name: str, position: int) -> objec
 
 
 def _check_element(name: str, value: Any, position: int) -> None:
-    """Refuse what cannot be this element.  Ranges that only matter to a receiver are shown as they are."""
+    """Raises FrameError for a value that this element cannot have.  Ranges that only a receiver checks are not
+    checked here: their values are shown."""
     problem = ""
     if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
         problem = f"has the wrong type, {type(value).__name__}"
@@ -149,7 +150,7 @@ def _build(fields: dict[str, Any], offset: int, size: int) -> DecodedFrame:
 
 
 def flag_names(flags: int) -> tuple[str, ...]:
-    """Names of the bits that are set; a bit without a name is shown by its value."""
+    """The names of the bits that are set; a bit without a name as its value in hex."""
     return tuple(FLAGS.get(1 << bit, f"{1 << bit:#x}") for bit in range(7) if flags & 1 << bit)
 
 
@@ -162,7 +163,7 @@ def _events(body: object, count: int, offset: int) -> list[dict[str, Any]]:
 
 
 def _event(fields: list[Any]) -> dict[str, Any]:
-    """The event's fields by name.  One that a later version adds is kept under ``more``."""
+    """The event's fields by name.  Fields of later versions are kept under ``more``."""
     event = dict(zip(EVENT_FIELDS, fields, strict=False))
     headers, more = fields[len(EVENT_FIELDS) :][:1], fields[len(EVENT_FIELDS) + 1 :]
     if headers:
@@ -171,7 +172,7 @@ def _event(fields: list[Any]) -> dict[str, Any]:
 
 
 def _headers(text: object) -> object:
-    """What the text says; the text itself when it is no JSON."""
+    """The headers in a JSON text; the text itself when it is no JSON."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -179,7 +180,7 @@ def _headers(text: object) -> object:
 
 
 def _stored(frame: object, offset: int) -> DecodedFrame:
-    """A frame inside a REPLY.  Its own body is not searched for frames: no cache stores replies."""
+    """Decode a frame inside a REPLY.  Its own body is not searched for frames: no cache stores replies."""
     if not isinstance(frame, bytes) or not frame:
         raise UndecodableBody(f"at byte offset {offset}: a reply holds its frames as bytes, this one does not")
     try:

@@ -1,10 +1,9 @@
-"""Every command: where its module is, and what it does in a few words.
+"""Every command: the folder of its module, and a summary of a few words.
 
-The module of a command has its name, with ``_`` for ``-``, in the folder that the table says.  It has the texts
-``DESCRIPTION`` and ``EXAMPLES`` of its help, perhaps a ``LOG_LEVEL``, ``add_arguments(parser)``, and ``run(args,
-output) -> int``, which does the work and returns the exit code; a command with verbs sets ``run`` for each of them.
-Only the module of the command that was called is imported: a help or a wrong word must not wait for libraries, and
-neither must Ctrl-C.
+The module of a command has the command's name, with ``_`` for ``-``.  It defines the help texts ``DESCRIPTION`` and
+``EXAMPLES``, optionally ``LOG_LEVEL``, then ``add_arguments(parser)``, and ``run(args, output) -> int``, which does the
+work and returns the exit code; a command with verbs sets ``run`` for each verb.  Only the module of the called command
+is imported, so that the help, an error about a wrong word and Ctrl-C do not wait for libraries.
 """
 
 from __future__ import annotations
@@ -15,35 +14,35 @@ _FOLDERS = {
         "decode": "show captured frames",
         "drivers": "list installed drivers and what they can do",
         "publish": "send events",
-        "subscribe": "print events as they come",
+        "subscribe": "print events as they arrive",
     },
     "objects": {
-        "controller": "follow objects and print what changes",
-        "db": "look at objects, change and watch them",
+        "controller": "follow objects and print their changes",
+        "db": "read, change and watch objects",
         "verify": "prove that a copy is equal to the database",
     },
     "history": {
         "durability": "ask durability services",
         "group": "share events between consumers",
-        "log": "keep, read and maintain what was published",
-        "pipeline": "run a job on Spark over what was recorded",
+        "log": "keep, read and maintain published events",
+        "pipeline": "run a job on Spark over recorded events",
     },
     "services": {
-        "console": "serve a page that shows how everything is",
+        "console": "serve a web page with the state of all parts",
         "durability-service": "keep history for late joiners",
-        "fleet": "list processes: who is behind, deaf, silent, old",
+        "fleet": "list processes: which are behind, deaf, silent, old",
         "publisher-service": "publish for all workers of this host",
-        "status": "ask the publisher service how it is",
+        "status": "show the state of the publisher service",
         "top": "watch the fleet live",
     },
     "setup": {
-        "completion": "print what makes a shell complete commands",
-        "context": "give a bus, a database and a log a name",
+        "completion": "print a script for completion in a shell",
+        "context": "name a bus, a database and a log for later use",
     },
     "trials": {
         "bench": "run the benchmarks of a checkout",
-        "demo": "see it work, under faults, with a proof at the end",
-        "doctor": "find what is wrong and say how to fix it",
+        "demo": "show the product at work under faults, with a proof",
+        "doctor": "find what is wrong and how to fix it",
         "simulate": "check the guarantees in a simulated network",
     },
 }

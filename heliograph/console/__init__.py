@@ -1,1 +1,1 @@
-"""The console: a page that shows how publishers, controllers, groups, durability services and the log are."""
+"""The console: web pages with the state of publishers, controllers, groups, durability services and the log."""

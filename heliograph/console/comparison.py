@@ -1,7 +1,7 @@
-"""Holding copies of the same objects against each other, by the digests that members tell.
+"""Compares copies of the same objects, by the digests that members report.
 
-A member reads the digest of a copy and its other numbers at different moments.  So only copies that have stood still
-for a while are compared: those that have heard of the same changes, and know of no gap, hold the same objects.
+A member reads the digest of a copy and its other numbers at different moments.  So only copies are compared that have
+not changed for some reports: complete copies that have heard of the same changes must hold the same objects.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from nb_api.fleet import CopyReport, FleetMember
 
 SETTLED_REPORTS = 3
-"""So many reports in a row must say the same of a copy."""
+"""A copy has settled when this many reports in a row have the same revision and digest of it."""
 
 
 class _SeenCopy(NamedTuple):
-    told: tuple[int, str]
+    reported: tuple[int, str]
     """The newest revision and the digest."""
     since: int
-    """The number of the report that said so first."""
+    """The number of the first report with these."""
 
 
 class CopyComparison:
-    """For one thread."""
+    """Remembers what members have reported.  Use it from one thread."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, int], _SeenCopy] = {}
 
     def observe(self, members: Sequence[FleetMember]) -> dict[str, str]:
-        """The members as they are now -> what is said of those whose copies can be compared."""
+        """Member key -> how its copies compare with those of others; members without a comparable copy are left out."""
         found = list(self._copies(members))
         self._seen = {place: seen for _, place, _, seen, _ in found}
         groups: dict[Hashable, Counter[str]] = {}
@@ -42,8 +42,8 @@ class CopyComparison:
                 groups.setdefault(_group(copy), Counter())[copy.digest] += 1
         verdicts: dict[str, str] = {}
         for member, _, copy, _, is_settled in found:
-            told = _verdict(groups[_group(copy)], copy.digest) if is_settled else "changing"
-            verdicts[member.key] = f"{verdicts[member.key]}; {told}" if member.key in verdicts else told
+            verdict = _verdict(groups[_group(copy)], copy.digest) if is_settled else "changing"
+            verdicts[member.key] = f"{verdicts[member.key]}; {verdict}" if member.key in verdicts else verdict
         return verdicts
 
     def _copies(
@@ -55,7 +55,7 @@ class CopyComparison:
                 if report is not None and copy.digest and copy.is_complete and not copy.is_cut:
                     place = (member.key, report.incarnation, number)
                     seen = self._seen.get(place)
-                    if seen is None or seen.told != (copy.newest, copy.digest):
+                    if seen is None or seen.reported != (copy.newest, copy.digest):
                         seen = _SeenCopy((copy.newest, copy.digest), report.count)
                     yield member, place, copy, seen, report.count - seen.since >= SETTLED_REPORTS
 

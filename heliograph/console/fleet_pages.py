@@ -1,4 +1,4 @@
-"""Pages about members of the fleet: controllers, publishers, subscribers, and one of them."""
+"""Pages about members of the fleet: controllers, publishers, subscribers, and one member."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heliograph.console.layout import ConsolePage, absent, action_links, section, told
+from heliograph.console.layout import ConsolePage, absent, action_links, section, source_line
 from heliograph.console.markup import Child, Markup, command, joined, known, link, seconds, state, tag
 from heliograph.console.sources import ConsoleSources, RegisteredPublisher
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nb_api.fleet import CopyReport, FleetMember
 
 NO_MEMBER = joined((
-    "No process has told of itself. Start daemons with --fleet, as in ",
+    "No process reports to this database. Start daemons with --fleet, as in ",
     command("heliograph controller --db sqlite:///tmp/objects.db --fleet"),
     ", or call nb_api.fleet.report() in programs.",
 ))  # fmt: skip
@@ -46,7 +46,7 @@ DIRECTORY_COLUMNS = (
 
 
 def controllers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Every member, with the position of its copy against the database."""
+    """The page of all members, with the position of their copies against the database."""
     sample = sources.database.sample
     found = sample.value
     if found is None:
@@ -55,7 +55,7 @@ def controllers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage
     rows = RowsView(members, lambda one: _controller_row(one, found.comparison.get(one.key, "")))
     made = table(path, query, CONTROLLER_COLUMNS, rows, caption="Members of the fleet", empty=NO_MEMBER)
     summary = tag("p", "The database is at revision ", tag("strong", revision), ". ", _counts(members))
-    parts = {"members": joined((summary, told(sample), made))}
+    parts = {"members": joined((summary, source_line(sample), made))}
     return ConsolePage("Controllers", parts, filter_form(path, query, _states()))
 
 
@@ -99,7 +99,7 @@ def _controller_row(member: FleetMember, verdict: str) -> RowView:
     newest = min((copy.newest for copy in report.copies), default=None)
     rates = [rate for rate in (member.received_per_s, member.published_per_s) if rate is not None]
     has_resyncs = report.copies or report.has_bus
-    # What a silent member lacked when it told last says nothing of now.
+    # What a silent member lacked at its last report is not what it lacks now.
     behind = member.behind if report.copies and (member.behind or "silent" not in member.states) else None
     return RowView(
         [
@@ -126,7 +126,7 @@ def _controller_row(member: FleetMember, verdict: str) -> RowView:
 
 
 def publishers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Who is registered, who publishes, and the publisher service of this host."""
+    """The page of registered publishers, members that publish, and the publisher service of this host."""
     sample = sources.database.sample
     found = sample.value
     if found is None:
@@ -144,11 +144,11 @@ def publishers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
             command("heliograph publisher-service --config-file /etc/heliograph/heliograph.conf"),
         ))  # fmt: skip
         directory = fixed_table(DIRECTORY_COLUMNS, rows, caption="Publishers in the directory", empty=empty)
-        registered = section("Directory", told(sample), directory)
+        registered = section("Directory", source_line(sample), directory)
         members = [one for one in found.fleet.members if one.report is not None and _sends(one)]
         made = table(path, query, SENDER_COLUMNS, RowsView(members, _sender_row),
                      caption="Members that publish", empty=NO_MEMBER)  # fmt: skip
-        sending = section("Members that publish", told(sample), made)
+        sending = section("Members that publish", source_line(sample), made)
     parts = {"service": _service(sources), "directory": registered, "senders": sending}
     return ConsolePage("Publishers", parts, filter_form(path, query, _states()))
 
@@ -185,12 +185,12 @@ def _service(sources: ConsoleSources) -> Markup:
             ("Send failures", "send_failures"),
         )
     ]  # fmt: skip
-    made = fixed_table((Column("what", "What"), Column("value", "Value")), rows, caption="What it tells", empty="")
-    return section("Publisher service of this host", told(sample), made)
+    made = fixed_table((Column("what", "What"), Column("value", "Value")), rows, caption="Its report", empty="")
+    return section("Publisher service of this host", source_line(sample), made)
 
 
 def subscribers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Members that listen to a bus; the one with the longest queue first among equals."""
+    """The page of members that listen to a bus: those that are not ok first, then by the length of their queue."""
     sample = sources.database.sample
     found = sample.value
     if found is None:
@@ -199,7 +199,9 @@ def subscribers(sources: ConsoleSources, path: str, query: Query) -> ConsolePage
     listening.sort(key=lambda one: (one.state == "ok", -one.report.lag if one.report else math.inf))
     rows = RowsView(listening, _subscriber_row)
     made = table(path, query, SUBSCRIBER_COLUMNS, rows, caption="Members that listen to a bus", empty=NO_MEMBER)
-    return ConsolePage("Subscribers", {"members": joined((told(sample), made))}, filter_form(path, query, _states()))
+    return ConsolePage(
+        "Subscribers", {"members": joined((source_line(sample), made))}, filter_form(path, query, _states())
+    )
 
 
 def _subscriber_row(member: FleetMember) -> RowView:
@@ -220,7 +222,7 @@ def _subscriber_row(member: FleetMember) -> RowView:
 
 
 def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """All that a member tells of itself, and what is thought of it."""
+    """The page of one member: its state, the reasons for it, and its report."""
     del path
     sample = sources.database.sample
     key = query.get("key", "")
@@ -235,7 +237,7 @@ def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     heard = tag("p", "Heard of ", seconds(found.silent_s), " ago.")
     report = found.report
     forget = action_links(sources, ("forget",), key) if "silent" in found.states else None
-    shown: list[Child] = [states, why, heard, forget, told(sample)]
+    shown: list[Child] = [states, why, heard, forget, source_line(sample)]
     if report is not None:
         facts = {
             "Role": report.role, "Host": report.host, "Process": str(report.pid), "Release": report.release,
@@ -247,7 +249,7 @@ def member(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         rows = [RowView([cell(title), cell(None, known(value))]) for title, value in facts.items()]
         rows += [RowView([cell(f"Resyncs: {reason}"), cell(count)]) for reason, count in report.resyncs.items()]
         columns = (Column("what", "What"), Column("value", "Value"))
-        shown.append(fixed_table(columns, rows, caption="What it tells of itself", empty=""))
+        shown.append(fixed_table(columns, rows, caption="Its report", empty=""))
         shown.append(_copy_table(report.copies))
     return ConsolePage(f"Member {found.name}", {"member": joined(shown)})
 
@@ -260,8 +262,8 @@ def _copy_table(copies: Sequence[CopyReport]) -> Markup:
     )  # fmt: skip
     rows = [
         RowView([
-            cell("more than are told" if one.is_cut else "all" if one.tables is None else ", ".join(one.tables)),
-            cell("more than are told" if one.is_cut else ", ".join(one.topics)), cell(one.position, str(one.position)),
+            cell("too many to report" if one.is_cut else "all" if one.tables is None else ", ".join(one.tables)),
+            cell("too many to report" if one.is_cut else ", ".join(one.topics)), cell(one.position, str(one.position)),
             cell(one.newest, str(one.newest)), cell(one.objects), cell("yes" if one.is_complete else "no"),
             cell(one.digest),
         ])

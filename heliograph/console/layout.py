@@ -1,4 +1,4 @@
-"""The frame around every page: headings, the ways to other pages, and the source of the numbers."""
+"""The frame around every page: headings, links to other pages, and the source of the numbers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NEXT_STEPS = {
     "durability": "heliograph console --bus redis://127.0.0.1:6379/0",
     "service": "heliograph publisher-service --config-file /etc/heliograph/heliograph.conf",
 }
-"""Source -> the command that brings it onto the page."""
+"""Source -> the command to type when it is not configured."""
 _START = {"durability": "heliograph durability-service --bus redis://127.0.0.1:6379/0"}
-"""The same for one that is asked and does not answer, where that is another command."""
+"""Source -> the command to type when it does not answer, if that is another command."""
 OLD_S = 15.0
 """An answer of a source that is older than this is marked."""
 
@@ -40,35 +40,39 @@ OLD_S = 15.0
 class ConsolePage(NamedTuple):
     title: str
     parts: Mapping[str, Markup]
-    """What changes, by the id of its section."""
+    """The sections that are updated, by their id."""
     form: Markup = text("")
-    """What does not: a form keeps what a user has typed."""
+    """The section that is not updated: a form keeps what a user has typed."""
     is_live: bool = True
 
 
-def told(sample: SourceSample[Any]) -> Markup:
+def source_line(sample: SourceSample[Any]) -> Markup:
     """The source of the numbers beside it, and their age."""
     if sample.value is None:
-        return tag("p", f"{sample.told_by}: nothing was told yet", class_="told")
-    age = joined((f"{sample.told_by}, ", seconds(sample.age_s), " ago"))
+        return tag("p", f"{sample.source_title}: no answer yet", class_="source")
+    age = joined((f"{sample.source_title}, ", seconds(sample.age_s), " ago"))
     is_old = bool(sample.problem) or (sample.age_s or 0) > OLD_S
     return tag(
-        "p", "Told by ", age, "; it does not answer now" if is_old else None, class_="told old" if is_old else "told"
+        "p",
+        "Source: ",
+        age,
+        "; it does not answer now" if is_old else None,
+        class_="source old" if is_old else "source",
     )
 
 
 def absent(name: str, sample: SourceSample[Any]) -> Markup | None:
-    """What stands in the place of numbers when there are none; None when there are some."""
+    """A sentence in the place of numbers that were not read yet, with the next step; None when there are numbers."""
     if sample.value is not None:
         return None
     step = NEXT_STEPS[name]
     if not sample.is_asked:
-        reason = f"The console does not know where to ask {sample.told_by}."
+        reason = f"The console does not know where to ask {sample.source_title}."
     elif sample.problem:
-        reason = f"{sample.told_by[:1].upper()}{sample.told_by[1:]} cannot be asked: {sample.problem}."
+        reason = f"{sample.source_title[:1].upper()}{sample.source_title[1:]} cannot be asked: {sample.problem}."
         step = _START.get(name, step)
     else:
-        return tag("p", f"Asking {sample.told_by} ...", class_="empty")
+        return tag("p", f"Asking {sample.source_title} ...", class_="empty")
     return tag("p", reason, " Next: ", command(step), class_="empty")
 
 
@@ -77,7 +81,7 @@ def section(title: str, *children: Child) -> Markup:
 
 
 def action_links(sources: ConsoleSources, names: Sequence[str], target: str) -> Markup:
-    """Ways to the forms that ask for actions; nothing where there are none."""
+    """Links to the forms of actions; nothing on a console without actions."""
     if not sources.allows_actions:
         return text("")
     query = urllib.parse.quote(target, safe="")
@@ -86,12 +90,12 @@ def action_links(sources: ConsoleSources, names: Sequence[str], target: str) -> 
 
 
 def whole(path: str, page: ConsolePage, target: str, number: int, further: Mapping[str, str]) -> str:
-    """The page as it is sent first.  ``further`` are pages that this console has beside `PAGES`."""
+    """The whole HTML page.  ``further`` are pages that this console has beside `PAGES`."""
     pages = {**PAGES, **further}
     allows_actions = "/actions" in pages
-    ways = [
-        tag("li", tag("a", title, href=way, aria_current="page" if way == path else None))
-        for way, title in pages.items()
+    links = [
+        tag("li", tag("a", title, href=target_path, aria_current="page" if target_path == path else None))
+        for target_path, title in pages.items()
     ]
     head = tag(
         "head",
@@ -109,14 +113,14 @@ def whole(path: str, page: ConsolePage, target: str, number: int, further: Mappi
         tag("a", "Go to the content", href="#content", class_="skip"),
         tag("p", tag("strong", "Heliograph"), " ", target, class_="brand"),
         status if page.is_live else None,
-        tag("nav", tag("ul", *ways), aria_label="Pages"),
+        tag("nav", tag("ul", *links), aria_label="Pages"),
     )  # fmt: skip
     parts = [tag("section", part, id=name) for name, part in page.parts.items()]
     main = tag("main", tag("h1", page.title), page.form, *parts, id="content")
     footer = tag(
         "footer",
-        tag("p", "Who has the admin token can act. " if allows_actions else "Read-only. ",
-            "What is not known is called unknown, never 0. Without scripts, load the page again."),
+        tag("p", "Actions need the admin token. " if allows_actions else "Read-only. ",
+            "A number that is not known is shown as unknown, never as 0. Without scripts, reload the page."),
     )  # fmt: skip
     body = tag("body", header, main, footer, data_number=number)
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"

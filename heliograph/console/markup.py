@@ -1,6 +1,6 @@
-"""HTML that cannot be tricked: whatever is no `Markup` is text, and is escaped.
+"""The only place that makes HTML: every value that is no `Markup` is escaped as text.
 
-Names come from the network and from the database, so nothing else in the console makes HTML.
+Names come from the network and from the database; so they cannot bring HTML of their own into a page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def text(child: Child) -> Markup:
 
 
 def cut(words: str, characters_max: int = 200) -> str:
-    """A text that may be of any length, so that a page can be loaded whatever is in it."""
+    """The text, cut when it is long: texts from the network may have any length."""
     if len(words) <= characters_max:
         return words
     return f"{words[:characters_max]} ... ({len(words):,} characters)"
@@ -41,8 +41,8 @@ def joined(children: Iterable[Child]) -> Markup:
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
-    """``class_`` and ``data_age`` become ``class`` and ``data-age``.  An attribute that is None or False is left out,
-    one that is True has no value."""
+    """An HTML element.  ``class_`` and ``data_age`` become ``class`` and ``data-age``.  An attribute that is None or
+    False is left out; one that is True has no value."""
     written = []
     for attribute, value in attributes.items():
         if value is not None and value is not False:
@@ -57,23 +57,23 @@ def link(target: str, shown: Child) -> Markup:
 
 
 def command(words: str) -> Markup:
-    """Something to type."""
+    """A command to type."""
     return tag("code", words)
 
 
 UNKNOWN = tag("span", "unknown", class_="unknown")
-"""A number that is not known.  It is never shown as 0."""
+"""Stands for a number that is not known, which is never shown as 0."""
 
 
 def known(value: Child) -> Markup:
-    """A value, or that it is not known."""
+    """A value; `UNKNOWN` for None and for an empty text."""
     if value is None or value == "":
         return UNKNOWN
     return text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
 def seconds(value: float | None) -> Markup:
-    """How long something lasts, short."""
+    """A duration as a short text; `UNKNOWN` for None."""
     if value is None:
         return UNKNOWN
     if value < 100:
@@ -82,9 +82,9 @@ def seconds(value: float | None) -> Markup:
 
 
 LEVELS = {"ok": "good", "old": "warning", "incomplete": "warning", "refusing": "warning", "unknown": "warning"}
-"""How bad a state of a member is; all others are bad."""
+"""State of a member -> how bad it is; all other states are bad."""
 
 
 def state(name: str) -> Markup:
-    """A state as a word with a colour.  The word says it all, without the colour."""
+    """A state as a word with a colour; the word is enough without the colour."""
     return tag("span", name, class_=f"state {LEVELS.get(name, 'bad')}")

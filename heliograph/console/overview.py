@@ -1,17 +1,18 @@
-"""The first page: what is wrong, in sentences, and then the totals."""
+"""The first page: problems as sentences, then totals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from heliograph.commands.history.durability import clashes, trouble_of
+from heliograph.commands.history.durability import find_clashes, problems_of
+from heliograph.commands.history.group import lag_text
 from heliograph.console.fleet_pages import NO_MEMBER
-from heliograph.console.layout import ConsolePage, absent, section, told
+from heliograph.console.layout import ConsolePage, absent, section, source_line
 from heliograph.console.live.rates import SPAN_S, charts
 from heliograph.console.markup import Child, Markup, joined, known, link, state, tag
 from heliograph.console.sources import OUTBOX_AGE_S, OUTBOX_SHOWN_MAX, ConsoleSources
-from heliograph.console.store_pages import lag_text, worst_age
+from heliograph.console.store_pages import worst_age
 from heliograph.console.tables import Query
 from heliograph.output import counted
 
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
 _NAMED_MAX = 5
 _GROUP_LATE_S = 60.0
-"""A group whose oldest event waits for longer is a problem."""
+"""An event of a group that waits for longer is a problem."""
 
 
 class ProblemNote(NamedTuple):
     sentence: str
     page: str
-    """Where to look."""
+    """The page with the details."""
 
 
 def overview(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     del path, query
-    problems = list(found_problems(sources))
+    problems = list(find_problems(sources))
     lines = [tag("li", one.sentence, " ", link(one.page, "Show")) for one in problems]
     if problems:
         shown = tag("ul", *lines, class_="problems")
@@ -48,17 +49,17 @@ def overview(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     return ConsolePage("Overview", parts)
 
 
-def found_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
-    """Worst first."""
+def find_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
+    """All problems, worst first."""
     pages = {"database": "/controllers", "log": "/log", "durability": "/durability", "service": "/publishers"}
     for source in sources.all():
         if source.sample.is_missed:
-            yield ProblemNote(f"{source.sample.told_by}: {source.sample.problem}.", pages[source.name])
+            yield ProblemNote(f"{source.sample.source_title}: {source.sample.problem}.", pages[source.name])
     yield from _fleet_problems(sources)
     log = sources.log.sample.value
     for group in log.groups if log is not None else ():
         if group.lag and not group.leader:
-            yield ProblemNote(f"Group {group.name} has a lag of {lag_text(group)}, and nobody leads it.", "/groups")
+            yield ProblemNote(f"Group {group.name} has a lag of {lag_text(group)} and no leader.", "/groups")
         elif (worst_age(group) or 0) > _GROUP_LATE_S:
             yield ProblemNote(
                 f"Group {group.name}: its oldest event waits for {worst_age(group):.0f} s, lag {lag_text(group)}.",
@@ -72,14 +73,14 @@ def found_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
     services = sources.durability.sample.value or []
     for service in services:
         spaces = [space.name for space in service.name_spaces if not space.is_complete]
-        wrong = [*trouble_of(service), *([f"{', '.join(spaces)} not complete"] if spaces else [])]
+        wrong = [*problems_of(service), *([f"{', '.join(spaces)} not complete"] if spaces else [])]
         if wrong:
             yield ProblemNote(f"Durability service {service.node}: {'; '.join(wrong)}.", "/durability")
-    for line in clashes(services):
+    for line in find_clashes(services):
         yield ProblemNote(f"Durability services: {line}.", "/durability")
-    told_service = sources.service.sample.value
-    if told_service is not None and not told_service.get("ok"):
-        yield ProblemNote("The publisher service of this host says that it is not well.", "/publishers")
+    service_report = sources.service.sample.value
+    if service_report is not None and not service_report.get("ok"):
+        yield ProblemNote("The publisher service of this host reports that it is not healthy.", "/publishers")
 
 
 def _fleet_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
@@ -115,7 +116,8 @@ def _fleet_problems(sources: ConsoleSources) -> Iterator[ProblemNote]:
 
 
 def attendance(expected: int | None, members: Sequence[FleetMember]) -> tuple[int, int, int]:
-    """Expected, answered, missing.  Known members are expected; silent ones do not answer."""
+    """(expected, answered, missing).  Without an expected number all known members are expected; members that are not
+    silent have answered."""
     answered = sum("silent" not in one.states for one in members)
     wanted = len(members) if expected is None else expected
     return wanted, answered, max(0, wanted - answered)
@@ -126,7 +128,7 @@ def _card(title: str, value: Child, note: Child = None) -> Markup:
 
 
 def _total(rates: Sequence[float]) -> tuple[Markup, str]:
-    return known(f"{sum(rates):,.1f}" if rates else None), f"told by {counted(len(rates), 'member')}"
+    return known(f"{sum(rates):,.1f}" if rates else None), f"reported by {counted(len(rates), 'member')}"
 
 
 def _fleet(sources: ConsoleSources) -> Markup:
@@ -154,9 +156,9 @@ def _fleet(sources: ConsoleSources) -> Markup:
     )
     states = found.fleet.states()
     counts = [joined((link(f"/controllers?state={name}", state(name)), f" {count} ")) for name, count in states.items()]
-    watched = f"Watched for {found.fleet.observed_s:.0f} s. Who is silent is seen by watching."
+    watched = f"Watched for {found.fleet.observed_s:.0f} s. Only watching shows which members are silent."
     return section("Fleet", cards, tag("p", *counts) if counts else tag("p", NO_MEMBER, class_="empty"),
-                   tag("p", watched, class_="told"), told(sample))  # fmt: skip
+                   tag("p", watched, class_="source"), source_line(sample))  # fmt: skip
 
 
 def _stores(sources: ConsoleSources) -> Markup:
@@ -175,5 +177,5 @@ def _stores(sources: ConsoleSources) -> Markup:
     return section(
         "Groups, log, durability",
         tag("dl", *cards, class_="cards") if cards else None,
-        *(absent(name, one) or told(one) for name, one in (("log", log), ("durability", services))),
+        *(absent(name, one) or source_line(one) for name, one in (("log", log), ("durability", services))),
     )

@@ -1,7 +1,7 @@
-"""The sampler: asks every source now and then, for all viewers together.
+"""The sampler: asks every source at an interval, once for all viewers.
 
-Each source has a thread of its own, so that one that does not answer holds up no other.  What was told last stays, with
-its age and the reason why there is nothing newer.
+Each source has a thread of its own, so that a source that does not answer does not delay the others.  Its last answer
+is kept, with its age and the reason why there is no newer one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class SourceSample(Generic[T]):
-    """What a source has told."""
+    """The newest answer of a source."""
 
-    told_by: str
+    source_title: str
     value: T | None = None
-    """The newest answer; None when there was none yet."""
+    """None when there was no answer yet."""
     taken_at: float = 0.0
-    """When, by the monotonic clock."""
+    """When the value was read, by the monotonic clock."""
     problem: str = ""
-    """Why the newest question was not answered; empty when it was."""
+    """Why the last question was not answered; empty when it was."""
     is_asked: bool = True
-    """False: no address to ask is configured."""
+    """False when no address of the source is configured."""
     is_expected: bool = True
-    """It is a problem when it does not answer, also when it never has."""
+    """Whether it is a problem that the source has never answered."""
 
     @property
     def age_s(self) -> float | None:
@@ -44,22 +44,23 @@ class SourceSample(Generic[T]):
 
     @property
     def is_missed(self) -> bool:
-        """It should answer, and does not."""
+        """Whether the source should answer and does not."""
         return bool(self.problem) and (self.is_expected or self.value is not None)
 
 
 class SampleSource(Generic[T]):
-    """``read`` is called in a thread of the source, again and again.  ``read`` None: it cannot be asked."""
+    """A source and its newest answer.  ``read`` is called in a thread of the source at every interval; None when no
+    address of the source is configured."""
 
     def __init__(
-        self, name: str, told_by: str, read: Callable[[], T] | None, *, interval_s: float, is_expected: bool = True
+        self, name: str, source_title: str, read: Callable[[], T] | None, *, interval_s: float, is_expected: bool = True
     ) -> None:
         self.name = name
-        self.sample: SourceSample[T] = SourceSample(told_by, is_asked=read is not None, is_expected=is_expected)
+        self.sample: SourceSample[T] = SourceSample(source_title, is_asked=read is not None, is_expected=is_expected)
         self._read = read
         self._interval_s = interval_s
         self._on_answer: Callable[[], None] = lambda: None
-        failures = Failures(LOG, f"The console cannot ask {told_by}")
+        failures = Failures(LOG, f"The console cannot ask {source_title}")
         self._thread = PeriodicThread(
             f"heliograph-console-{name}", self._ask, failures, pause_s=interval_s, at_once=True, on_failure=self._fail
         )
@@ -79,26 +80,26 @@ class SampleSource(Generic[T]):
             value = self._read()
         except Closed:
             raise
-        except HeliographError as error:  # the page tells it
+        except HeliographError as error:  # the page shows it
             self._fail(error)
             return
         self.sample = dataclasses.replace(self.sample, value=value, taken_at=time.monotonic(), problem="")
         self._on_answer()
 
     def _fail(self, error: Exception) -> None:
-        told = str(error) if isinstance(error, HeliographError) else f"{type(error).__name__}: {error}"
-        self.sample = dataclasses.replace(self.sample, problem=told or type(error).__name__)
+        problem = str(error) if isinstance(error, HeliographError) else f"{type(error).__name__}: {error}"
+        self.sample = dataclasses.replace(self.sample, problem=problem or type(error).__name__)
         self._on_answer()
 
 
 class Sampler(Closeable):
-    """Runs the sources, and numbers what they tell."""
+    """Runs the sources, and counts their answers so that viewers can wait for the next one."""
 
     def __init__(self, *sources: SampleSource[Any]) -> None:
         self._sources = sources
         self._changed = threading.Condition()
         self.number = 0
-        """Rises with every answer."""
+        """How many answers there were."""
         self._is_closed = False
 
     def start(self) -> None:
@@ -107,8 +108,8 @@ class Sampler(Closeable):
             source.start(self._count)
 
     def wait(self, number: int, *, timeout_s: float) -> bool:
-        """Block until there is something newer than ``number``, the time is over or the sampler is closed.  True when
-        there is."""
+        """Block until there are more than ``number`` answers, the time is over, or the sampler is closed.  Returns
+        whether there are more."""
         with self._changed:
             self._changed.wait_for(lambda: self.number > number or self._is_closed, timeout_s)
             return self.number > number
@@ -119,7 +120,7 @@ class Sampler(Closeable):
             self._changed.wait_for(lambda: self._is_closed, timeout_s)
 
     def close(self) -> None:
-        """Ends every wait.  A question that is under way is not waited for.  Idempotent."""
+        """End every wait.  Does not wait for a source that is being asked.  Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,11 +1,11 @@
-"""The search for an object: its version in the database, and which copies have passed it."""
+"""The search for an object: its version in the database, and which copies have it."""
 
 from __future__ import annotations
 
 import urllib.parse
 from typing import TYPE_CHECKING, Literal, get_args
 
-from heliograph.console.layout import ConsolePage, absent, told
+from heliograph.console.layout import ConsolePage, absent, source_line
 from heliograph.console.markup import Markup, command, joined, link, seconds, state, tag
 from heliograph.console.sources import ConsoleSources
 from heliograph.console.tables import Cell, Column, Query, RowView, cell, table
@@ -23,7 +23,7 @@ _ORDER: tuple[Passed, ...] = get_args(Passed)
 
 
 def search(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """``object`` is ``TABLE/KEY``.  Asks the database."""
+    """The page of one object; the parameter ``object`` is ``TABLE/KEY``.  Blocks while the database is asked."""
     wanted = query.get("object", "")
     form = tag(
         "form",
@@ -32,7 +32,7 @@ def search(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         method="get", action=path, class_="filter", role="search",
     )  # fmt: skip
     if not wanted:
-        hint = tag("p", "Which objects there are: ", command("heliograph db list TABLE"), class_="empty")
+        hint = tag("p", "List the objects of a table: ", command("heliograph db list TABLE"), class_="empty")
         return ConsolePage("Search", {"found": hint}, form)
     return ConsolePage("Search", {"found": _found(sources, path, query, wanted)}, form)
 
@@ -49,14 +49,14 @@ def _found(sources: ConsoleSources, path: str, query: Query, wanted: str) -> Mar
     try:
         found = db.get(table_name, key)
         version, topic = found.version, found.topic
-        said = tag("p", "Version ", tag("strong", version), f" of {table_name}/{key}, topic {topic}.")
+        sentence = tag("p", "Version ", tag("strong", version), f" of {table_name}/{key}, topic {topic}.")
     except ObjectNotFound as error:
         if error.deleted_version is None:
             return tag("p", f"There is no object {table_name}/{key}, or it was deleted long ago.", class_="empty")
         version = error.deleted_version
-        said = tag("p", f"{table_name}/{key} was deleted, by version ", tag("strong", version), ".")
+        sentence = tag("p", f"{table_name}/{key} was deleted, by version ", tag("strong", version), ".")
     except HeliographError as error:
-        return tag("p", f"The database does not tell: {error}", class_="state bad")
+        return tag("p", f"The database does not answer: {error}", class_="state bad")
     rows = []
     for member in sample.value.fleet.members:
         for copy in member.report.copies if member.report is not None else ():
@@ -67,14 +67,15 @@ def _found(sources: ConsoleSources, path: str, query: Query, wanted: str) -> Mar
     sure, likely = (sum(passed == _ORDER[place] for passed, _ in rows) for place in (-1, -2))
     summary = tag("p", f"Of {len(rows)} copies that may follow it {sure} have it for sure, {likely} likely.")
     made = table(path, query, COLUMNS, [row for _, row in rows], caption="Copies that may follow it",
-                 empty="No member that tells of itself follows it.")  # fmt: skip
-    return joined((said, tag("p", "Told by the database, just now", class_="told"), summary, told(sample), made))
+                 empty="No member of the fleet follows it.")  # fmt: skip
+    asked = tag("p", "Source: the database, just now", class_="source")
+    return joined((sentence, asked, summary, source_line(sample), made))
 
 
 def has_passed(copy: CopyReport, table_name: str, topic: str | None, version: int) -> Passed | None:
-    """Whether a copy reflects a version; None when it does not follow the object.
+    """Whether a copy has a version of an object; None when the copy does not follow the object.
 
-    ``topic`` None: it is not known, so only tables decide.
+    When ``topic`` is None, the topic is not known, and only the table decides.
     """
     from nb_api.core.own_tables import is_own
     from pubsub_api.core.topics import FilterSet

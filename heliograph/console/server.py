@@ -1,8 +1,8 @@
-"""The server of the console: pages, assets, and one stream of events for each page that is looked at.
+"""The server of the console: pages, assets, and a stream of events for each open page.
 
-A stream begins with every part of its page and goes on with the parts that have changed.  Viewers of the same page
-share what is made for it.  Reading needs no password: it listens on loopback only, and refuses
-requests whose Host is another name, because a page of a stranger could be led to this address under a name of its own.
+A stream begins with every part of its page, then sends the parts that have changed.  Viewers of the same page share its
+parts.  Reading needs no password, so the server listens on loopback only.  It refuses requests whose Host is another
+name: a foreign page could reach this address under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from pubsub_api.runtime.closing import Closeable
 LOG = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
-"""Between two events of a stream."""
+"""Least time between two events of a stream."""
 HEARTBEAT_S = 5.0
-"""A stream that has nothing to tell says at least so often that it lives, and how old the numbers are."""
+"""A stream without changes sends an event at least this often, with the age of the numbers."""
 ASKERS_MAX = 256
 STREAMS_MAX = 200
-"""The rest of the askers get pages."""
+"""Lower than `ASKERS_MAX`, so that there is always room for requests of pages."""
 ANSWER_S = 10.0
-_KEPT_MAX = 200
-"""Pages that are kept for other viewers, until the next answer of a source."""
+_CACHED_PAGES_MAX = 200
+"""Pages that are kept for other viewers until the next answer of a source."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
@@ -86,8 +86,8 @@ MAKERS: Mapping[str, MakePage] = {
 }
 
 
-class _KeptPage:
-    """A page that is made once for all that ask for it at the same time."""
+class _CachedPage:
+    """A page that is made once for all viewers that ask for it at the same time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -95,18 +95,18 @@ class _KeptPage:
 
 
 class ConsoleServer(Closeable):
-    """Answers until it is closed.  ``sources`` are the caller's, who closes them afterwards.
+    """Answers requests until it is closed.  The caller closes ``sources`` afterwards.
 
     Raises InvalidConfig for an address that is not on loopback, AddressInUse, LimitReached.
     """
 
     def __init__(self, address: str, sources: ConsoleSources, *, target: str = "", token: str | None = None) -> None:
-        """``token`` None: there are no actions."""
+        """Without ``token`` there are no actions."""
         host, port = parse_address(address, "the console")
         if not is_loopback(host):
             raise InvalidConfig(
                 f"the console has no password, so it listens on loopback only, not at {address}; from another host use "
-                "`ssh -L`, or a proxy that asks who it is"
+                "`ssh -L`, or a proxy that authenticates users"
             )
         self._sources = sources
         self._target = target
@@ -114,7 +114,7 @@ class ConsoleServer(Closeable):
         """Pages that have a stream."""
         self._makers = dict(MAKERS)
         self._further: dict[str, str] = {}
-        """Pages that only some consoles have."""
+        """Path -> title of the pages that this console has beside `PAGES`."""
         if sources.tails is not None:
             self._live["/tail"] = live_pages.tail
             self._further["/tail"] = "Tail"
@@ -122,20 +122,20 @@ class ConsoleServer(Closeable):
         if token is not None:
             self._actions = ActionServer(sources, token)
             sources.allows_actions = True
-            self._live["/actions"] = self._actions.done
+            self._live["/actions"] = self._actions.past_actions
             self._further["/actions"] = "Actions"
-            self._makers["/action"] = self._actions.ask
+            self._makers["/action"] = self._actions.form
         self._makers.update(self._live)
         folder = importlib.resources.files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_text() for name in ASSETS}
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], _KeptPage] = {}
-        self._kept_at = (-1, 0)
-        """The answers that they were made from, and about when: they show ages."""
+        self._cached_pages: dict[tuple[str, str], _CachedPage] = {}
+        self._cached_at = (-1, 0)
+        """Of which answer the cached pages are, and of which period of `REFRESH_S`, because they show ages."""
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
         self._is_closed = False
         self.pages_made = 0
-        """How often a page was made; those that were kept do not count."""
+        """How many pages were made; answers from the cache do not count."""
         listener, self.url = listen(host, port, "the console")
         self._sampler = Sampler(*sources.all())
         self._server = AnsweringServer(listener, self._answer, askers_max=ASKERS_MAX, answer_s=ANSWER_S)
@@ -147,11 +147,11 @@ class ConsoleServer(Closeable):
 
     @property
     def answers(self) -> int:
-        """How often a source has answered, or failed to."""
+        """How often a source has answered or failed."""
         return self._sampler.number
 
     def close(self) -> None:
-        """Ends all streams.  Idempotent."""
+        """End all streams.  Idempotent."""
         self._is_closed = True
         self._sampler.close()
         self._server.close()
@@ -163,21 +163,22 @@ class ConsoleServer(Closeable):
         if request is None:
             return
         path = request.path.removeprefix(_STREAM)
-        if request.method == "GET" and path != request.path and path in self._live and _is_from_here(request):
+        if request.method == "GET" and path != request.path and path in self._live and _is_from_console(request):
             self._stream(sock, path, request.query)
             return
-        page = self._page(request, _shown(sock.getpeername()))
+        host, port = sock.getpeername()[:2]
+        page = self._page(request, f"{host}:{port}")
         send_page(sock, page, time.monotonic() + ANSWER_S, is_head=request.method == "HEAD", headers=HEADERS)
 
     def _page(self, request: HttpRequest, asker: str) -> Page:
         if not request.method:
             return NO_REQUEST
-        if not _is_from_here(request):
-            return Page(403, TEXT, "this answers to loopback names, such as 127.0.0.1, and not inside other pages\n")
+        if not _is_from_console(request):
+            return Page(403, TEXT, "ask for loopback names only, such as 127.0.0.1, and not from inside other pages\n")
         if request.method == "POST" and self._actions is not None and request.path == "/action":
             answer = self._actions.answer(request, asker)
             with self._lock:
-                self._kept = {}  # the next page shows at once what was done
+                self._cached_pages = {}  # the next page shows the outcome at once
             return answer
         if request.method not in ("GET", "HEAD"):
             return READ_ONLY
@@ -185,34 +186,34 @@ class ConsoleServer(Closeable):
         if name != request.path and name in ASSETS:
             return Page(200, ASSETS[name], self._assets[name])
         if request.path not in self._makers:
-            return Page(404, TEXT, f"there are {', '.join(self._makers)}\n")
+            return Page(404, TEXT, f"the pages are {', '.join(self._makers)}\n")
         try:
-            made = self._made(request.path, request.query)
+            made = self._console_page(request.path, request.query)
         except Exception as error:
             LOG.exception("The page %s cannot be made.", request.path)
             return Page(500, TEXT, f"this page cannot be made, please report it: {type(error).__name__}: {error}\n")
         return Page(200, _HTML, whole(request.path, made, self._target, self._sampler.number, self._further))
 
-    def _made(self, path: str, query: str) -> ConsolePage:
-        """For all viewers of the same page at the same time; a form is made anew for each."""
+    def _console_page(self, path: str, query: str) -> ConsolePage:
+        """The page, from the cache if another viewer has just got it.  A form is made anew for each viewer."""
         if path not in self._live:
             return self._makers[path](self._sources, path, parse_query(query))
         moment = (self._sampler.number, int(time.monotonic() / REFRESH_S))
         with self._lock:
-            if moment != self._kept_at or len(self._kept) >= _KEPT_MAX:
-                self._kept, self._kept_at = {}, moment
-            kept = self._kept.setdefault((path, query), _KeptPage())
-        with kept.lock:  # of this page only: a search may have to wait for the database
-            if kept.page is None:
+            if moment != self._cached_at or len(self._cached_pages) >= _CACHED_PAGES_MAX:
+                self._cached_pages, self._cached_at = {}, moment
+            cached = self._cached_pages.setdefault((path, query), _CachedPage())
+        with cached.lock:  # of this page only: a search may have to wait for the database
+            if cached.page is None:
                 self.pages_made += 1
-                kept.page = self._live[path](self._sources, path, parse_query(query))
-            return kept.page
+                cached.page = self._live[path](self._sources, path, parse_query(query))
+            return cached.page
 
     # -- streams
 
     def _stream(self, sock: socket.socket, path: str, query: str) -> None:
         if not self._streams.acquire(blocking=False):
-            busy = Page(503, TEXT, f"{STREAMS_MAX} pages are looked at already\n")
+            busy = Page(503, TEXT, f"{STREAMS_MAX} pages are open already\n")
             send_page(sock, busy, time.monotonic() + ANSWER_S, headers=HEADERS)
             return
         try:
@@ -223,36 +224,35 @@ class ConsoleServer(Closeable):
             self._streams.release()
 
     def _send_events(self, sock: socket.socket, path: str, query: str) -> None:
-        """Until the viewer goes away, which is an OSError, or the console is closed."""
+        """Send events until the console is closed.  Raises OSError when the viewer goes away."""
         number, sent = -1, dict[str, str]()
         while not self._is_closed:
-            # When no source answers, ages rise all the same.
+            # Without an answer of a source the event shows the rising ages.
             self._sampler.wait(number, timeout_s=HEARTBEAT_S)
             number = self._sampler.number
-            parts = self._made(path, query).parts
+            parts = self._console_page(path, query).parts
             changed = {name: part for name, part in parts.items() if sent.get(name) != part}
             sent.update(changed)
             sock.sendall(_event(number, {"parts": changed, "age_s": self._age_s()}))
-            # What comes meanwhile is told together.
+            # Answers that arrive during this pause are sent together.
             self._sampler.wait_closed(timeout_s=REFRESH_S)
 
     def _age_s(self) -> float | None:
-        """Of the oldest numbers that are shown; None when nothing was told yet."""
+        """The age of the oldest numbers; None when there was no answer yet."""
         ages = (source.sample.age_s for source in self._sources.all())
         return max((age for age in ages if age is not None), default=None)
-
-
-def _shown(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
 
 
 def _event(number: int, data: Mapping[str, object]) -> bytes:
     return f"event: parts\nid: {number}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _is_from_here(request: HttpRequest) -> bool:
-    """Pages of strangers may have a link to the console, and may not put it, or its streams, into themselves: they
-    could not read them, and would take the places of viewers."""
+def _is_from_console(request: HttpRequest) -> bool:
+    """Whether a request comes from a page of the console, from a link to it, or from no page.
+
+    A foreign page may link to the console.  It may not embed the console or its streams: it could not read them, and
+    they would count as viewers.
+    """
     host = _HOST.fullmatch(request.headers.get("host", ""))
     name = "" if host is None else host["name"].strip("[]")
     is_linked = request.headers.get("sec-fetch-dest") == "document"

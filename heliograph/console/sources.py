@@ -1,7 +1,7 @@
-"""What the console asks: the database, the log, durability services, the publisher service of this host.
+"""The sources of the console: the database, the log, durability services, the publisher service of this host.
 
-Everything is opened when it is first asked, and never made: a place that is not there is told on the page, and asked
-again.
+Each is opened when it is first asked, and never created.  The page shows that a source cannot be opened, and the
+console tries again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 OUTBOX_SHOWN_MAX = 1000
 OUTBOX_AGE_S = 10.0
-"""A change that waits for longer than this should have been published."""
+"""Changes that wait in the outbox for longer than this are a problem."""
 OFFSETS_MAX = 10_000
-"""Of each shard, that are looked at for each group."""
+"""How many offsets of each shard are read at most for one group."""
 GROUPS_MAX = 200
-"""That are looked at."""
+"""Further groups are only counted."""
 DEAD_LETTERS_MAX = 20
-"""Of each group, that are shown: the newest."""
+"""How many of the newest dead letters of each group are shown."""
 _LETTERS_BACK = 500
-"""Offsets of a shard that are searched for dead letters."""
+"""How many offsets at the end of a shard are searched for dead letters."""
 _STATUS_S = 2.0
 
 
@@ -59,7 +59,8 @@ H = TypeVar("H", bound=_HasClose)
 
 
 class LateHandle(Closeable, Generic[H]):
-    """Something that is opened when it is first needed, and again after a failure.  From any thread."""
+    """A handle that is opened when it is first needed; after a failure the next call tries again.  May be called from
+    any thread."""
 
     def __init__(self, open_: Callable[[], H]) -> None:
         self._open = open_
@@ -68,7 +69,7 @@ class LateHandle(Closeable, Generic[H]):
         self._is_closed = False
 
     def get(self) -> H:
-        """Raises what opening raises."""
+        """The handle, opened if needed.  Blocks while it is opened; raises what opening raises."""
         with self._lock:
             if self._handle is None:
                 self._handle = self._open()
@@ -88,9 +89,9 @@ class LateHandle(Closeable, Generic[H]):
 class RegisteredPublisher:
     entry: DirectoryEntry
     unchanged_s: float
-    """How long the console has seen no renewal."""
+    """Time since the console saw the last renewal."""
     is_late: bool
-    """Two renewals at least are missing."""
+    """At least two renewals are missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +99,13 @@ class DatabaseView:
     fleet: FleetView
     publishers: list[RegisteredPublisher]
     comparison: dict[str, str]
-    """Member -> what holding its copies against those of others has shown."""
+    """Member -> how its copies compare with those of others (`CopyComparison`)."""
     outbox: int
-    """Changes that wait to be published for longer than `OUTBOX_AGE_S`; `OUTBOX_SHOWN_MAX` stands for more."""
+    """Changes that wait in the outbox for longer than `OUTBOX_AGE_S`; `OUTBOX_SHOWN_MAX` means that many or more."""
 
 
 class DatabaseReader:
-    """For one thread."""
+    """Reads the database for the console, again and again.  Use it from one thread."""
 
     def __init__(self, handle: LateHandle[DbApi], rates: RateHistory) -> None:
         from nb_api.coordination.leases import lease_clock
@@ -118,7 +119,7 @@ class DatabaseReader:
         self._observer: Any = None
 
     def read(self) -> DatabaseView:
-        """Raises HeliographError."""
+        """Blocks while the database is read.  Raises HeliographError."""
         from nb_api.coordination.lease_config import read_discovery
         from nb_api.core.directory import TABLE, read_entry
         from nb_api.fleet import FleetObserver
@@ -129,7 +130,7 @@ class DatabaseReader:
         fleet = self._observer.look()
         self._rates.add("Received/s", _sum(one.received_per_s for one in fleet.members))
         self._rates.add("Published/s", _sum(one.published_per_s for one in fleet.members))
-        self._rates.add("Members that are not well", sum(one.state != "ok" for one in fleet.members))
+        self._rates.add("Members that are not ok", sum(one.state != "ok" for one in fleet.members))
         with contextlib.closing(db.snapshot(tables=[TABLE])) as snapshot:
             found = list(snapshot)
         self._progress.observe({one.key: one.version for one in found}, self._clock())
@@ -140,16 +141,11 @@ class DatabaseReader:
             if entry is not None:
                 publishers.append(RegisteredPublisher(entry, idle_s, idle_s > late_s))
         outbox = db.unpublished(older_than_s=OUTBOX_AGE_S, limit=OUTBOX_SHOWN_MAX)
-        return DatabaseView(
-            fleet,
-            publishers,
-            self._comparison.observe(fleet.members),
-            len(outbox),
-        )
+        return DatabaseView(fleet, publishers, self._comparison.observe(fleet.members), len(outbox))
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Of those that are known; None when none is."""
+    """The sum of the known rates; None when none is known."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 
@@ -163,14 +159,19 @@ class LogView:
     groups: list[GroupView]
     groups_left_out: int
     dead_letters: dict[str, int]
-    """Group -> how many were parked in this log and not redriven."""
+    """Group -> how many of its dead letters in this log were not redriven."""
     newest_letters: list[tuple[str, DeadLetter]]
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Topic -> events a second since the log was asked before."""
+    """Topic -> events a second since the last reading."""
+
+
+def count_missing(stream: StreamState) -> int:
+    """How many events of a stream are not in the log."""
+    return sum(last - first + 1 for first, last in stream.missing)
 
 
 class LogReader:
-    """For one thread."""
+    """Reads the log for the console, again and again.  Use it from one thread."""
 
     def __init__(self, handle: LateHandle[LogApi], rates: RateHistory) -> None:
         self._handle = handle
@@ -178,24 +179,24 @@ class LogReader:
         self._before: tuple[float, collections.Counter[str]] | None = None
 
     def read(self) -> LogView:
-        """Raises HeliographError."""
+        """Blocks while the log is read.  Raises HeliographError."""
         found = read_log(self._handle.get())
         counts = collections.Counter[str]()
         for _, stream in found.streams:
-            counts[stream.topic] += stream.last - sum(high - low + 1 for low, high in stream.missing)
+            counts[stream.topic] += stream.last - count_missing(stream)
         before, now = self._before, time.monotonic()
         self._before = (now, counts)
         self._rates.add("Lag of all groups", float(sum(one.lag for one in found.groups)))
         if before is None:
             return found
         passed_s = max(now - before[0], 0.001)
-        told = {topic: max(0, count - before[1][topic]) / passed_s for topic, count in counts.items()}
-        self._rates.add("Recorded/s", sum(told.values()))
-        return dataclasses.replace(found, rates=told)
+        rates = {topic: max(0, count - before[1][topic]) / passed_s for topic, count in counts.items()}
+        self._rates.add("Recorded/s", sum(rates.values()))
+        return dataclasses.replace(found, rates=rates)
 
 
 def read_log(log: LogApi) -> LogView:
-    """Raises HeliographError."""
+    """The state of the log and its groups now, without rates.  Blocks.  Raises HeliographError."""
     from shared_subscriptions import groups, redriving
     from shared_subscriptions.errors import GroupNotFound
 
@@ -215,7 +216,7 @@ def read_log(log: LogApi) -> LogView:
     for group in list(counts):
         done = redriving.progress(log, group)
         counts[group] -= min(done.letters, counts[group])
-        # Of what was appended last to the shard; older ones may be there, too.
+        # Only the end of the shard is searched; there may be older letters.
         found = redriving.letters(log, group, max(done.until, redriving.end_of(log, group) - _LETTERS_BACK))
         late = collections.deque(map(_short, found), maxlen=DEAD_LETTERS_MAX)
         newest += [(group, letter) for letter in reversed(late)]
@@ -224,7 +225,7 @@ def read_log(log: LogApi) -> LogView:
 
 
 def _short(letter: DeadLetter) -> DeadLetter:
-    """Without its value, which may be large."""
+    """The letter without its value, which may be large."""
     event = letter.event
     shown = Event(topic=event.topic, table=cut(event.table), key=cut(event.key), action=event.action)
     return dataclasses.replace(letter, event=shown, reason=cut(letter.reason, 400))
@@ -234,22 +235,20 @@ class ConsoleSources(Closeable):
     """All sources of a console, from the options of its command."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Opens nothing.  Raises InvalidConfig."""
+        """Opens no connection yet.  Raises InvalidConfig."""
         self._stack = contextlib.ExitStack()
         self._is_closed = False
         self.expected: int | None = args.expect
-        """Members that the operator knows to be there."""
+        """How many members there should be, from ``--expect``."""
         self.allows_actions = False
-        """The server of the console says whether there is a token for them."""
+        """Set by the server of the console when it has an admin token."""
         self.rates = RateHistory()
         self.db, self.log_handle, session, client = self._handles(args)
         is_named = bool(args.config_file)
         self.database: SampleSource[DatabaseView] = SampleSource(
-            "database",
-            f"the database{_place('db', args.db)}",
-            DatabaseReader(self.db, self.rates).read,
+            "database", f"the database{_place('db', args.db)}", DatabaseReader(self.db, self.rates).read,
             interval_s=1.0,
-        )
+        )  # fmt: skip
         self.log: SampleSource[LogView] = SampleSource(
             "log", f"the log{_place('log', args.log)}", LogReader(self.log_handle, self.rates).read,
             interval_s=5.0, is_expected=args.log is not None,
@@ -260,7 +259,7 @@ class ConsoleSources(Closeable):
             interval_s=5.0, is_expected=False,
         )  # fmt: skip
         self.tails: TailRegistry | None = None
-        """None: looking at events is not allowed."""
+        """None without ``--tail``."""
         if args.tail is not None:
             self.tails = self._stack.enter_context(TailRegistry(session.get, shows_values=args.tail == "values"))
         conf = databases.read_service_conf(args)
@@ -309,7 +308,7 @@ class ConsoleSources(Closeable):
 
 
 def _place(option: str, url: str | None) -> str:
-    return f" {targets.described({option: url}).partition(' ')[2]}" if url else ""
+    return f" {targets.as_options({option: url}).partition(' ')[2]}" if url else ""
 
 
 def _answers(client: Any) -> list[ServiceStatus]:

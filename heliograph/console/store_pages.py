@@ -1,14 +1,15 @@
-"""Pages about what is kept: groups, durability services, the log."""
+"""Pages about stored events: groups, durability services, the log."""
 
 from __future__ import annotations
 
 import urllib.parse
 from typing import TYPE_CHECKING
 
-from heliograph.commands.history.durability import clashes, trouble_of
-from heliograph.console.layout import ConsolePage, absent, action_links, section, told
+from heliograph.commands.history.durability import find_clashes, problems_of
+from heliograph.commands.history.group import lag_text
+from heliograph.console.layout import ConsolePage, absent, action_links, section, source_line
 from heliograph.console.markup import Markup, command, joined, known, link, seconds, tag
-from heliograph.console.sources import ConsoleSources, LogView
+from heliograph.console.sources import ConsoleSources, LogView, count_missing
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
 
 if TYPE_CHECKING:
@@ -46,24 +47,20 @@ _NO_GROUP = joined(("No group is declared. Next: ", command("heliograph group de
 
 
 def worst_age(view: GroupView) -> float | None:
-    """Of the oldest event that is not acknowledged."""
+    """The age of the oldest event of a group that is not acknowledged; None without one."""
     return max((one.oldest_s for one in view.streams if one.oldest_s is not None), default=None)
 
 
-def lag_text(view: GroupView) -> str:
-    return f"{view.lag:,}" if view.is_lag_exact else f"at most {view.lag:,}"
-
-
 def groups(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Every group; those with the largest lag first."""
+    """The page of all groups, those with the largest lag first."""
     sample = sources.log.sample
     found = sample.value
     if found is None:
         return ConsolePage("Groups", {"groups": joined((absent("log", sample),))})
     rows = [_group_row(one, found) for one in sorted(found.groups, key=lambda one: (-one.lag, one.name))]
     made = table(path, query, GROUP_COLUMNS, rows, caption="Groups", empty=_NO_GROUP)
-    left_out = tag("p", f"{found.groups_left_out} more groups are not looked at.") if found.groups_left_out else None
-    parts = {"groups": joined((told(sample), made, left_out)), "letters": _letters(found)}
+    left_out = tag("p", f"{found.groups_left_out} more groups are not shown.") if found.groups_left_out else None
+    parts = {"groups": joined((source_line(sample), made, left_out)), "letters": _letters(found)}
     return ConsolePage("Groups", parts, filter_form(path, query))
 
 
@@ -83,7 +80,7 @@ def _group_row(view: GroupView, found: LogView) -> RowView:
             cell(sum(one.redelivered for one in view.streams)),
             cell(found.dead_letters.get(view.name, 0)),
             cell(view.missing + view.expired),
-            cell(view.leader or "nobody leads"),
+            cell(view.leader or "no leader"),
         ]
     )
 
@@ -99,13 +96,13 @@ def _letters(found: LogView, group: str | None = None) -> Markup:
         for name, one in found.newest_letters if group in (None, name)
     ]  # fmt: skip
     made = fixed_table(
-        columns, rows, caption="Newest dead letters", empty="No dead letter was found that was not redriven."
+        columns, rows, caption="Newest dead letters", empty="There is no dead letter that was not redriven."
     )
     return section("Dead letters", made)
 
 
 def group(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """One group: its partitions and its dead letters."""
+    """The page of one group: its partitions and its dead letters."""
     sample = sources.log.sample
     name = query.get("name", "")
     title = f"Group {name}"
@@ -118,23 +115,23 @@ def group(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         return ConsolePage(title, {"group": gone})
     rows = [
         RowView([
-            cell(one.stream), cell(one.status), cell(one.owner or "nobody"), cell(one.low), cell(one.end),
-            cell(one.lag, f"{one.lag:,}" if one.is_lag_exact else f"at most {one.lag:,}"),
+            cell(one.stream), cell(one.status), cell(one.owner or "none"), cell(one.low), cell(one.end),
+            cell(one.lag, lag_text(one)),
             Cell("none" if one.oldest_s is None else seconds(one.oldest_s), one.oldest_s or 0.0),
             cell(one.retrying), cell(one.redelivered),
         ])
         for one in sorted(view.streams, key=lambda one: -one.lag)
     ]  # fmt: skip
     made = table(path, query, PARTITION_COLUMNS, rows, caption="Partitions", empty="Nothing was delivered yet.")
-    summary = tag("p", f"${view.mode}/{view.name}/{view.topic_filter}: {view.wish}, lag {lag_text(view)}. Led by "
-                  f"{view.leader or 'nobody'}; ", "never led" if view.heard_s is None else
-                  joined(("a leader was heard of ", seconds(view.heard_s), " before that")))  # fmt: skip
-    parts = {"group": joined((summary, told(sample), made)), "letters": _letters(found, name)}
+    heard = "never led" if view.heard_s is None else joined(("a leader was heard ", seconds(view.heard_s), " earlier"))
+    summary = tag("p", f"${view.mode}/{view.name}/{view.topic_filter}: {view.wish}, lag {lag_text(view)}. Leader: "
+                  f"{view.leader or 'none'}; ", heard)  # fmt: skip
+    parts = {"group": joined((summary, source_line(sample), made)), "letters": _letters(found, name)}
     return ConsolePage(title, parts, action_links(sources, GROUP_ACTIONS, name))
 
 
 def durability(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Every name-space of every service that answered."""
+    """The page of durability services: every name-space of every service that answered."""
     sample = sources.durability.sample
     if sample.value is None:
         return ConsolePage("Durability", {"services": joined((absent("durability", sample),))})
@@ -142,8 +139,8 @@ def durability(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
         (row for service in sample.value for row in _space_rows(service)), key=lambda row: not row.cells[-1].order
     )
     made = table(path, query, SPACE_COLUMNS, rows, caption="Name-spaces of durability services", empty="None.")
-    found = [tag("p", line, class_="state bad") for line in clashes(sample.value)]
-    parts = {"services": joined((told(sample), *found, made))}
+    found = [tag("p", line, class_="state bad") for line in find_clashes(sample.value)]
+    parts = {"services": joined((source_line(sample), *found, made))}
     return ConsolePage("Durability", parts, filter_form(path, query))
 
 
@@ -157,12 +154,12 @@ def _space_rows(service: ServiceStatus) -> list[RowView]:
             Cell("; ".join(wrong) or "none", "; ".join(wrong)),
         ])
         for space in service.name_spaces
-        for wrong in [[*space.conflicts, *space.warnings, *trouble_of(service)]]
+        for wrong in [[*space.conflicts, *space.warnings, *problems_of(service)]]
     ]  # fmt: skip
 
 
 def log(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Shards, segments, and streams; those with holes first."""
+    """The page of the log: its shards and segments, and its streams, those with holes first."""
     sample = sources.log.sample
     found = sample.value
     if found is None:
@@ -179,18 +176,13 @@ def log(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     events = sum(one.end - one.start for one in found.shards)
     summary = tag("p", known(events), f" events in {len(found.shards)} shards, {len(shards)} of them used; the log "
                   f"{found.identity}.")  # fmt: skip
-    streams = sorted(found.streams, key=lambda pair: (-_missing(pair[1].missing), pair[1].topic))
+    streams = sorted(found.streams, key=lambda pair: (-count_missing(pair[1]), pair[1].topic))
     rows = RowsView(streams, _stream_row)
-    made = table(path, query, STREAM_COLUMNS, rows, caption="Streams, with numbers that never came", empty=empty)
+    made = table(path, query, STREAM_COLUMNS, rows, caption="Streams, with numbers that are missing", empty=empty)
+    seal = action_links(sources, ("seal",), found.identity)
+    shard_table = fixed_table(SHARD_COLUMNS, shards, caption="Shards", empty=empty)
     parts = {
-        "shards": joined(
-            (
-                summary,
-                action_links(sources, ("seal",), found.identity),
-                told(sample),
-                fixed_table(SHARD_COLUMNS, shards, caption="Shards", empty=empty),
-            )
-        ),
+        "shards": joined((summary, seal, source_line(sample), shard_table)),
         "streams": section("Streams", made),
     }
     return ConsolePage("Log", parts, filter_form(path, query))
@@ -200,10 +192,6 @@ def _stream_row(found: tuple[int, StreamState]) -> RowView:
     shard, one = found
     ranges = ", ".join(f"{low} to {high}" for low, high in one.missing[:10])
     return RowView([
-        cell(one.topic), cell(shard), cell(one.guid.hex()), cell(one.last), cell(_missing(one.missing)),
+        cell(one.topic), cell(shard), cell(one.guid.hex()), cell(one.last), cell(count_missing(one)),
         cell(ranges or "none"),
     ])  # fmt: skip
-
-
-def _missing(ranges: tuple[tuple[int, int], ...]) -> int:
-    return sum(high - low + 1 for low, high in ranges)

@@ -1,6 +1,6 @@
-"""Tables of the console: sorted, filtered and cut into pages on the server, with all of that in the URL.
+"""Tables of the console: sorted, filtered and cut into pages on the server, by parameters of the URL.
 
-What is unknown comes last in every order.  Totals are of all rows, whatever is shown.
+Unknown values come last in every order.  Totals count all rows, not only those that are shown.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from heliograph.output import counted
 
 ROWS_PER_PAGE = 50
 _VALUE_MAX = 200
-"""Characters of a parameter that are looked at."""
+"""Characters of a parameter of the URL that are used."""
 
 Query = Mapping[str, str]
 T = TypeVar("T")
 
 
 class Cell(NamedTuple):
-    """What is shown, or what makes it, and by what it is sorted; None when it is not known.
-
-    Of thousands of rows that are sorted, most are not shown.
-    """
+    """A cell of a table."""
 
     shown: Child | Callable[[], Child]
+    """The content, or a function that makes it: of thousands of rows that are sorted, most are not shown."""
     order: float | str | None
+    """The value by which it is sorted; None when it is not known."""
 
 
 class RowView(NamedTuple):
@@ -36,7 +35,7 @@ class RowView(NamedTuple):
 
 
 class RowsView(Sequence[RowView]):
-    """Rows that are made when they are looked at: of thousands, most pages show fifty."""
+    """Rows that are made when they are read: most pages show fifty of thousands."""
 
     def __init__(self, items: Sequence[T], make: Callable[[T], RowView]) -> None:
         self._items = items
@@ -60,13 +59,13 @@ class Column(NamedTuple):
 
 
 def cell(value: float | str | None, shown: Child = None) -> Cell:
-    """A number or a text; an empty one is not known."""
+    """A cell with a number or a text; None and an empty text mean that it is not known."""
     made = (lambda: known(cut(value, 500) if isinstance(value, str) else value)) if shown is None else shown
     return Cell(made, None if value == "" else value)
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """The first value of each name; what is no query is none."""
+    """The first value of each name; empty for a malformed query."""
     try:
         found = urllib.parse.parse_qsl(query, max_num_fields=20)
     except ValueError:
@@ -75,7 +74,7 @@ def parse_query(query: str) -> dict[str, str]:
 
 
 def address(path: str, query: Query, **changed: str | None) -> str:
-    """The URL of a page with some of its parameters changed; None takes one out."""
+    """The URL of a page with some of its parameters changed; None removes one."""
     wanted = {**query, **changed}
     encoded = urllib.parse.urlencode({name: value for name, value in wanted.items() if value})
     return f"{path}?{encoded}" if encoded else path
@@ -84,7 +83,7 @@ def address(path: str, query: Query, **changed: str | None) -> str:
 def table(
     path: str, query: Query, columns: Sequence[Column], rows: Sequence[RowView], *, caption: str, empty: Child
 ) -> Markup:
-    """``rows`` are in the order that is shown unless the query says otherwise: worst first."""
+    """A table with sorting, filters and pages.  ``rows`` are in the default order, worst first."""
     if not rows:
         return tag("p", empty, class_="empty")
     is_filtered = query.get("q") or query.get("state")
@@ -103,7 +102,7 @@ def table(
 
 
 def fixed_table(columns: Sequence[Column], rows: Sequence[RowView], *, caption: str, empty: Child) -> Markup:
-    """A short one that is neither sorted nor filtered: the first rows, and how many there are."""
+    """A short table without sorting and filters: the first rows, and how many there are."""
     if not rows:
         return tag("p", empty, class_="empty")
     heads = [tag("th", one.title, scope="col", class_="number" if one.is_number else None) for one in columns]
@@ -120,7 +119,7 @@ def _grid(caption: str, heads: Sequence[Markup], columns: Sequence[Column], rows
             cells.append(tag("td", _shown(one), class_="number" if column.is_number else None))
         body.append(tag("tr", *cells))
     made = tag("table", tag("caption", caption), tag("thead", tag("tr", *heads)), tag("tbody", *body))
-    # It can be scrolled sideways on a narrow screen, with the keyboard too.
+    # On a narrow screen the table can be scrolled sideways, with the keyboard, too.
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
@@ -129,7 +128,7 @@ def _shown(one: Cell) -> Child:
 
 
 def filter_form(path: str, query: Query, states: Sequence[str] = ()) -> Markup:
-    """A form that asks with GET, so that what it asks for is in the URL."""
+    """The filter of a table.  The form uses GET, so that the filter is in the URL."""
     chosen = query.get("state", "")
     choices = ["", "bad", *states] if states else []
     select = tag(
@@ -157,9 +156,9 @@ def _is_wanted(row: RowView, query: Query) -> bool:
 
 def _sorted(rows: Sequence[RowView], place: int, *, is_falling: bool) -> Sequence[RowView]:
     orders = [row.cells[place].order for row in rows]
-    told = [number for number, order in enumerate(orders) if order is not None]
-    told.sort(key=lambda number: _order(orders[number]), reverse=is_falling)
-    return RowsView(told + [number for number, order in enumerate(orders) if order is None], rows.__getitem__)
+    known_ones = [number for number, order in enumerate(orders) if order is not None]
+    known_ones.sort(key=lambda number: _order(orders[number]), reverse=is_falling)
+    return RowsView(known_ones + [number for number, order in enumerate(orders) if order is None], rows.__getitem__)
 
 
 def _order(value: float | str | None) -> tuple[bool, float, str]:
@@ -168,7 +167,7 @@ def _order(value: float | str | None) -> tuple[bool, float, str]:
 
 def _head(path: str, query: Query, column: Column, sort: str) -> Markup:
     falling = f"-{column.key}"
-    # Numbers are sorted largest first, names from A on; a second click turns it round.
+    # The first click sorts numbers from the largest and names from A; the second click reverses the order.
     first, second = (falling, column.key) if column.is_number else (column.key, falling)
     order = {column.key: "ascending", falling: "descending"}.get(sort)
     wanted = address(path, query, sort=second if sort == first else first, page=None)

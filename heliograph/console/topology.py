@@ -1,6 +1,6 @@
-"""A drawing of who publishes to whom, coloured by health, made as SVG on the server.
+"""A drawing of publishers and subscribers, coloured by health, made as SVG on the server.
 
-It stays small: members that are well are drawn together by role, those that are not are drawn one by one, worst first.
+It stays small: members that are ok are one box per role; the others have a box each, worst first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from heliograph.console.layout import ConsolePage, absent, told
+from heliograph.console.layout import ConsolePage, absent, source_line
 from heliograph.console.markup import LEVELS, Markup, joined, tag
 from heliograph.console.sources import ConsoleSources, DatabaseView
 from heliograph.console.tables import Query
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nb_api.fleet import FleetMember
 
 DRAWN_MAX = 14
-"""Boxes on each side; what is left is one more box."""
+"""Boxes on each side; further ones are counted in the last box."""
 _WIDTH, _HEIGHT, _STEP = 230, 34, 46
 _LEFT, _MIDDLE, _RIGHT = 10, 325, 640
 _CHARACTERS_MAX = 30
@@ -46,9 +46,9 @@ def topology(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     legend = tag(
         "p", "A line from left to right: publishes to; the colour is that of the outer box. The same in words: "
         f"{_words(senders) or 'no publisher is registered'}, over {', '.join(_ways(sample.value))}, "
-        f"to {_words(receivers) or 'nobody who has told of itself'}.", class_="told",
+        f"to {_words(receivers) or 'no member of the fleet'}.", class_="source",
     )  # fmt: skip
-    return ConsolePage("Topology", {"drawing": joined((drawing, legend, told(sample)))})
+    return ConsolePage("Topology", {"drawing": joined((drawing, legend, source_line(sample)))})
 
 
 def _words(nodes: Sequence[NodeView]) -> str:
@@ -56,7 +56,7 @@ def _words(nodes: Sequence[NodeView]) -> str:
 
 
 def _ways(found: DatabaseView) -> list[str]:
-    """Over what it is published: the schemes of the addresses in the directory."""
+    """The transports in use: the schemes of the addresses in the directory."""
     schemes = {one.entry.address.partition("://")[0] for one in found.publishers if "://" in one.entry.address}
     return sorted(schemes) or ["configured addresses"]
 
@@ -90,7 +90,7 @@ def _member_nodes(members: Sequence[FleetMember], prefix: str) -> list[NodeView]
 
 
 def _cut(nodes: list[NodeView], page: str) -> list[NodeView]:
-    """Worst first, as they come; what there is no room for is counted."""
+    """The first nodes; those without room become one box with their number and worst level."""
     if len(nodes) <= DRAWN_MAX:
         return nodes
     rest = nodes[DRAWN_MAX - 1 :]
@@ -111,9 +111,9 @@ def _draw(senders: Sequence[NodeView], receivers: Sequence[NodeView], ways: Sequ
     shapes += [_box(node, _LEFT, _centre(place, len(senders), height)) for place, node in enumerate(senders)]
     shapes.append(_box(bus, _MIDDLE, middle))
     shapes += [_box(node, _RIGHT, _centre(place, len(receivers), height)) for place, node in enumerate(receivers)]
-    title = tag("title", "Who publishes to whom")
+    title = tag("title", "Publishers and subscribers")
     drawing = tag("svg", title, *shapes, viewBox=f"0 0 {_RIGHT + _WIDTH + 10} {height}", class_="topology",
-                  role="group", aria_label="Who publishes to whom")  # fmt: skip
+                  role="group", aria_label="Publishers and subscribers")  # fmt: skip
     return tag("div", drawing, class_="scroll", tabindex="0", role="region", aria_label="Topology")
 
 

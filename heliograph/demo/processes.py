@@ -1,9 +1,8 @@
-"""The processes of the demonstration: a publisher service, writers, a controller.  Each is a function that runs until
-it is told to end.
+"""The processes of the demonstration: a publisher service, writers, a controller.
 
-A function gets `ProcessSettings`, takes commands (words) from a queue and reports dictionaries.
-``python -m heliograph.demo.processes JSON`` runs one, with commands on standard input and reports on standard output,
-one per line; the end of the input ends it, so that no process outlives the demonstration.
+Each is a function that gets `ProcessSettings`, takes commands (words) from a queue, reports dictionaries, and returns
+after the command ``end``.  ``python -m heliograph.demo.processes JSON`` runs one, with commands on standard input and
+reports on standard output, one per line.  The end of the input ends it, so that no process outlives the demonstration.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ Report = Callable[[dict[str, Any]], None]
 Commands = queue.SimpleQueue[str]
 
 REPORT_S = 0.2
-BIND_PATIENCE_S = 20.0
+BIND_TIMEOUT_S = 20.0
 READY_TIMEOUT_S = 120.0
 
 
 def run_service(settings: ProcessSettings, commands: Commands, report: Report) -> None:
     """Commands: ``end`` ends."""
-    service = _patiently(settings)
+    service = _start_service(settings)
     try:
         report({"address": service.publisher.address})
         while _next(commands, REPORT_S) != "end":
@@ -45,9 +44,12 @@ def run_service(settings: ProcessSettings, commands: Commands, report: Report) -
         service.stop()
 
 
-def _patiently(settings: ProcessSettings) -> PublisherService:
-    """A service that runs; when the one that was killed still seems to hold the address, that is waited out."""
-    deadline = time.monotonic() + BIND_PATIENCE_S
+def _start_service(settings: ProcessSettings) -> PublisherService:
+    """Start a service.  Waits while the address still seems to belong to the service that was killed.
+
+    Raises AddressInUse after `BIND_TIMEOUT_S`.
+    """
+    deadline = time.monotonic() + BIND_TIMEOUT_S
     while True:
         service = PublisherService(read_conf(settings))
         try:
@@ -61,7 +63,7 @@ def _patiently(settings: ProcessSettings) -> PublisherService:
 
 
 def run_writers(settings: ProcessSettings, commands: Commands, report: Report) -> None:
-    """Commands: ``go`` begins to change objects, ``kill`` kills one writer, ``stop`` ceases, ``end`` ends."""
+    """Commands: ``go`` starts the writers, ``kill`` kills one, ``stop`` stops all, ``end`` ends."""
     writers = Writers(settings)
     report({"ready": True})
     command = ""
@@ -79,7 +81,7 @@ def run_writers(settings: ProcessSettings, commands: Commands, report: Report) -
 
 
 class DemoController:
-    """What a controller counts of its copy, as it is told of changes."""
+    """The counters of a controller, from the changes of its copy."""
 
     def __init__(self) -> None:
         self._newest = 0
@@ -152,7 +154,7 @@ def main() -> None:
     settings = ProcessSettings(**json.loads(sys.argv[1]))
     commands: Commands = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(commands,), name="commands", daemon=True).start()
-    KINDS[settings.kind](settings, commands, _say)
+    KINDS[settings.kind](settings, commands, _report)
 
 
 def _read_commands(commands: Commands) -> None:
@@ -161,7 +163,7 @@ def _read_commands(commands: Commands) -> None:
     commands.put("end")
 
 
-def _say(message: dict[str, Any]) -> None:
+def _report(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

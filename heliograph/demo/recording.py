@@ -1,4 +1,4 @@
-"""A picture of what the demonstration has shown, for pages that cannot run it."""
+"""Saves what the demonstration prints as a picture, for pages that cannot run it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TITLE = "heliograph demo"
 
 
 def recording_console() -> PipeConsole:
-    """Prints as on a terminal of a usual width, and remembers it."""
+    """A console that prints as on a terminal of a usual width, and remembers what it printed."""
     return PipeConsole(record=True, force_terminal=True, width=_COLUMNS, legacy_windows=False)
 
 
 def save(console: PipeConsole, path: pathlib.Path) -> None:
-    """As SVG that asks no other host for a font.  Raises OSError."""
+    """Write what was printed as SVG, without fonts of other hosts.  Raises OSError."""
     picture = console.export_svg(title=_TITLE, unique_id="demo")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     path.write_text(re.sub(r"(<svg[^>]*>)", rf"\1<title>{_TITLE}</title>", picture, count=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Starts, commands and ends the demonstration's processes; they are threads where the driver lives in one process."""
+"""Starts, commands and ends the demonstration's processes, which are threads with a driver inside one process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DemoProcess(abc.ABC):
     def __init__(self, settings: ProcessSettings) -> None:
         self.settings = settings
         self.state: dict[str, Any] = {}
-        """Replaced entry by entry from a thread; read it as it is."""
+        """Another thread replaces its entries; it may be read at any time."""
         self._dumps: queue.SimpleQueue[list[list[Any]]] = queue.SimpleQueue()
 
     @property
@@ -44,8 +44,8 @@ class DemoProcess(abc.ABC):
         return f"{kind} {self.settings.number}" if kind == "controller" else kind
 
     def dump(self, timeout_s: float) -> list[list[Any]] | None:
-        """A controller's copy; None when it does not answer in time."""
-        while not self._dumps.empty():  # an answer that came too late for its own question
+        """A controller's copy; None when the controller does not answer in time.  Blocks."""
+        while not self._dumps.empty():  # an answer to an earlier question, which came too late
             self._dumps.get()
         self.tell("dump")
         try:
@@ -61,15 +61,15 @@ class DemoProcess(abc.ABC):
 
     @abc.abstractmethod
     def tell(self, command: str) -> None:
-        """Give a command.  Does not wait for it to be obeyed."""
+        """Send a command.  Does not wait for its effect."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raises DemoProcessDied when the process is no longer there."""
+        """Raises DemoProcessDied when the process has ended."""
 
     @abc.abstractmethod
     def freeze(self) -> None:
-        """Stop it in the middle of whatever it does."""
+        """Stop the process at once, in the middle of its work."""
 
     @abc.abstractmethod
     def thaw(self) -> None:
@@ -77,7 +77,7 @@ class DemoProcess(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End it without a goodbye to its peers.  Returns when it is gone.  May be called twice."""
+        """End the process without a goodbye to its peers.  Returns when it has ended.  May be called twice."""
 
 
 class SeparateProcess(DemoProcess):
@@ -137,40 +137,40 @@ class SeparateProcess(DemoProcess):
             if pipe is not None and not pipe.closed:
                 try:
                     pipe.close()
-                except BrokenPipeError:  # a command that it did not live to read
+                except BrokenPipeError:  # it was killed before it read its last command
                     continue
 
 
 def _last_line(words: str) -> str:
-    """Of a traceback, the line that says what it was."""
+    """The last line of a traceback, which names the error."""
     lines = words.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it wrote nothing to standard error"
 
 
 class ProcessAsThread(DemoProcess):
-    """A thread instead of a process: its link is frozen in its place, and the bus is cut while it says goodbye."""
+    """A thread instead of a process.  ``freeze`` freezes its link; ``kill`` cuts the bus while it says goodbye."""
 
     def __init__(self, settings: ProcessSettings, bus_name: str) -> None:
         super().__init__(settings)
         self._bus = memory_bus(bus_name)
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._last_words = ""
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name=f"demo-{self.name}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             KINDS[self.settings.kind](self.settings, self._commands, self._on_report)
-        except Exception as error:  # reported by `check`, as a process would report it by its status
+        except Exception as error:  # `check` reports it, as it reports the status of a process
             LOG.warning("Demo: the %s failed", self.name, exc_info=True)
-            self._last_words = f"{type(error).__name__}: {error}"
+            self._failure = f"{type(error).__name__}: {error}"
 
     def tell(self, command: str) -> None:
         self._commands.put(command)
 
     def check(self) -> None:
         if not self._thread.is_alive():
-            raise DemoProcessDied(f"the {self.name} ended: {_last_line(self._last_words)}")
+            raise DemoProcessDied(f"the {self.name} ended: {_last_line(self._failure)}")
 
     def freeze(self) -> None:
         self.tell("freeze")

@@ -1,4 +1,4 @@
-"""How the demonstration is shown while it goes on: a live table, plain lines, or nothing."""
+"""How the demonstration is shown while it runs: a live table, plain lines, or nothing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def cells(name: str, state: str, revision: int, counters: dict[str, Any]) -> lis
 
 
 class Screen:
-    """Shows nothing: the base, and what scripts get."""
+    """Shows nothing: the base of the others, and the screen of scripts."""
 
     def say(self, at_s: float, text: str) -> None:
-        """Something happened."""
+        """Show that a step has happened."""
 
     def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
-        """The present state of the controllers, each with whether it is frozen."""
+        """Show the present state of the controllers, each with whether it is frozen."""
 
     def __enter__(self) -> Screen:
         return self
@@ -61,16 +61,16 @@ class PlainScreen(Screen):
         self._console.print(f"{at_s:5.1f} s  {text}", soft_wrap=True)
 
     def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
-        told = [process.state["revision"] for process, _ in controllers if "revision" in process.state]
-        if told and time.monotonic() - self._last >= _LINE_INTERVAL_S:
+        reached = [process.state["revision"] for process, _ in controllers if "revision" in process.state]
+        if reached and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
-            lags = sorted(max(0, revision - one) for one in told)
-            line = f"{revision} changes; behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
+            lags = sorted(max(0, revision - one) for one in reached)
+            line = f"{revision} changes; behind: {lags[len(lags) // 2]} (median), {lags[-1]} (most)"
             self._console.print(f"         {line}", soft_wrap=True)
 
 
 class LiveScreen(Screen):
-    """A table that changes in its place, with the steps above it."""
+    """A table that changes in its place, below the steps."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)

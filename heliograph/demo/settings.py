@@ -1,4 +1,4 @@
-"""What every process is told: which bus, which database, and how bad the network is."""
+"""The settings of a process: which bus, which database, and how many frames the network loses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS_PER_TENANT = 40
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSettings:
-    """Everything a process needs to know, as plain data."""
+    """Everything that a process needs, as plain data."""
 
     kind: str
     """``service``, ``writers`` or ``controller``."""
@@ -32,7 +32,7 @@ class ProcessSettings:
     url: str
     """The bus."""
     address: str
-    """Where a controller listens; empty: where the URL says."""
+    """Where a controller listens; empty means the address in the URL."""
     database: str
     """URL of the database."""
     socket: str
@@ -43,13 +43,13 @@ class ProcessSettings:
     rate: float
     """Changes per second that all writers make together."""
     drop: float
-    """Part of the frames that a controller loses on the way, from 0 to 1."""
+    """Share of the frames that get lost on the way to a controller, from 0 to 1."""
     idle_s: float
-    """Hellos come this often, so that the loss of a last event is noticed within the time of a demonstration."""
+    """Interval of hellos: short, so that the loss of a last event is noticed within the time of a demonstration."""
 
 
 def read_conf(settings: ProcessSettings) -> cfg.ConfigOpts:
-    """The configuration of a process: the defaults, but for where things are and for times that suit a short run."""
+    """The configuration of a process: the defaults, except for addresses and for times that suit a short run."""
     conf = loading.conf_from_url(settings.url)
     conf.register_opts(db_config.OPTIONS, group=db_config.GROUP)
     register(conf)
@@ -57,7 +57,7 @@ def read_conf(settings: ProcessSettings) -> cfg.ConfigOpts:
         (GROUP, "enable_df_pub_sub", True),
         (GROUP, "publisher_multiproc_socket", settings.socket),
         (GROUP, "max_idle_time", settings.idle_s),
-        (GROUP, "missed_hellos_max", 10),  # longer than the killed service takes to be back, or it passes for silence
+        (GROUP, "missed_hellos_max", 10),  # else the time until the service is back would count as silence
         (db_config.GROUP, "url", settings.database),
         (db_config.GROUP, "outbox_age", 2 * settings.idle_s),
         (CACHE_GROUP, "snapshot_jitter", settings.idle_s),
@@ -67,7 +67,7 @@ def read_conf(settings: ProcessSettings) -> cfg.ConfigOpts:
 
 
 def open_nb(settings: ProcessSettings, faults: Faults | None = None) -> NbApi:
-    """Database and bus; with ``faults`` between the bus and this process.  Raises as `NbApi.open`."""
+    """Open database and bus; with ``faults`` between the bus and this process.  Raises what `NbApi.open` raises."""
     conf = read_conf(settings)
     if faults is None:
         return NbApi.open(conf=conf)

@@ -1,9 +1,8 @@
-"""What happens in the demonstration, step by step, and the proof at the end.
+"""The steps of the demonstration, and the proof at the end.
 
-Under writers that change objects all the time and a network that loses frames, one controller is frozen and resumed, a
-writer is killed between any two of its steps, and the publisher service is killed and restarted.  Then the changes
-stop, and every controller's copy must become equal to the database.  How fast that all goes depends on the machine;
-whether it ends well does not.
+While writers change objects and the network loses frames, one controller is frozen and resumed, a writer is killed at
+a random moment, and the publisher service is killed and restarted.  Then the changes stop, and every controller's copy
+must become equal to the database.  The speed depends on the machine; the outcome does not.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ IDLE_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to show."""
+    """The size and the bus of a demonstration."""
 
     driver: str
     url: str
     in_threads: bool
-    """The driver lives inside one process, so all parts do, too."""
+    """All parts are threads of one process, because the driver works inside one process only."""
     is_bind_based: bool
-    """There is a publisher service, because one process per address can publish."""
+    """Writers publish through a publisher service, because one process per address can publish."""
     seconds: float
     controllers: int
     writers: int
@@ -56,18 +55,18 @@ class Outcome:
     driver: str
     seconds: float
     settled_s: float
-    """How long it took after the last change."""
+    """Time from the last change until all copies were equal."""
     revision: int
-    """Of the database: changes made."""
+    """Number of changes in the database."""
     rows: int
-    """Objects in the database."""
+    """Number of objects in the database."""
     outbox: int
-    """Changes that are not confirmed as published: none, when all went well."""
+    """Changes that are not confirmed as published; 0 after a success."""
     controllers: list[dict[str, Any]]
-    """Of each: ``name``, ``is_equal``, and its counters."""
+    """``name``, ``is_equal`` and the counters of each controller."""
 
     def total(self, what: str) -> int:
-        """A counter, over all controllers."""
+        """The sum of a counter over all controllers."""
         return sum(one.get(what, 0) for one in self.controllers)
 
 
@@ -84,7 +83,7 @@ class Demonstration:
         self._started = self._changes_began = time.monotonic()
 
     def run(self) -> Outcome:
-        """Raises WaitTimeout when a server or the machine is not up to it, DemoProcessDied when a process fails."""
+        """Run all steps.  Raises WaitTimeout when a step takes too long, DemoProcessDied when a process fails."""
         with tempfile.TemporaryDirectory(prefix="heliograph-demo-") as directory:
             self._directory = pathlib.Path(directory)
             self._database = f"sqlite://{self._directory / 'objects.db'}"
@@ -149,7 +148,7 @@ class Demonstration:
             self._until(0.7)
             self._service = self._launch("service")
             self._wait(lambda: "address" in self._service.state, "the publisher service to restart")
-            self._say("the publisher service is back, and knows from its journal what its former life had published")
+            self._say("the publisher service is back, and knows from its journal what it had published before")
         rest_s = self._plan.seconds * 0.2
         back = time.monotonic()
         self._until(1.0)
@@ -167,7 +166,7 @@ class Demonstration:
             unequal = {process for process in unequal if process.dump(DUMP_TIMEOUT_S) != truth}
             self._step()
         settled_s = time.monotonic() - stopped
-        self._step(2 * STEP_S)  # the counters of the last moment are still on their way
+        self._step(2 * STEP_S)  # for the last reports of the counters
         return Outcome(
             is_equal=not unequal,
             driver=self._plan.driver,
@@ -200,25 +199,24 @@ class Demonstration:
         return process
 
     def _url(self) -> str:
-        """The bus: a service that comes back does so at its former address, also when the system had chosen the
-        port."""
+        """The bus.  A restarted service takes its former address, also when the system had chosen the port."""
         if not self._address or urlsplit(self._plan.url).port:
             return self._plan.url
         return f"{self._plan.driver}://{self._address.rpartition('/')[2]}"
 
     def _until(self, part: float) -> None:
-        """Let this part of the time pass."""
+        """Wait until this part of the time of the demonstration has passed."""
         while time.monotonic() - self._changes_began < part * self._plan.seconds:
             self._step()
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
-            is_late = time.monotonic() > deadline  # first: this process may stand still between the two looks
+            is_late = time.monotonic() > deadline  # read first: this process may be paused before the condition
             if condition():
                 return
             if is_late:
-                raise WaitTimeout(f"waited {timeout_s:.0f} s in vain for {what}")
+                raise WaitTimeout(f"waited {timeout_s:.0f} s for {what}")
             self._step()
 
     def _step(self, pause_s: float = STEP_S) -> None:

@@ -1,4 +1,4 @@
-"""The writers of the demonstration: forked from one process, as the workers of an API server are, each with the same
+"""The writers of the demonstration: forked from one process like the workers of an API server, all with the same
 `NbApi`."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nb_api.errors import ObjectExists, ObjectNotFound
 DELETE_SHARE = 0.1
 TICK_S = 0.02
 FLUSH_TIMEOUT_S = 60.0
-_ENOUGH = b"."
+_STOP = b"."
 
 
 class Writer:
-    """Changes objects at a rate until it is told to stop."""
+    """Changes objects at a rate until it is stopped."""
 
     def __init__(self, nb: NbApi, number: int, rate: float) -> None:
         self._nb = nb
@@ -32,7 +32,7 @@ class Writer:
         self.changes = 0
 
     def work(self, goes_on: Callable[[], bool]) -> None:
-        """Returns when ``goes_on`` says so and everything written is published."""
+        """Change objects while ``goes_on`` returns True.  Returns when all changes are published."""
         due = 0.0
         while goes_on():
             due += self._rate * TICK_S
@@ -45,7 +45,7 @@ class Writer:
     def _change(self) -> None:
         tenant = self._chance.randrange(TENANTS)
         topic, key = f"demo/tenant-{tenant}/port", f"{tenant}-p{self._chance.randrange(KEYS_PER_TENANT)}"
-        # Others write the same objects: one may be there, or gone, by the time this one comes.
+        # Other writers write the same objects, so an object may exist, or be gone, unexpectedly.
         with contextlib.suppress(ObjectNotFound, ObjectExists):
             if self._chance.random() < DELETE_SHARE:
                 self._nb.delete(TABLE, key)
@@ -55,8 +55,8 @@ class Writer:
 
 
 class ForkedWriter:
-    """A writer in a child of this process.  A word through the pipe lets it end in good order; when the pipe ends
-    without one, the parent is gone, and so is the demonstration."""
+    """A writer in a child of this process.  `_STOP` in the pipe ends it in good order.  When the pipe ends without it,
+    the parent has died, and the child exits at once."""
 
     def __init__(self, settings: ProcessSettings, nb: NbApi, number: int) -> None:
         ours, theirs = os.pipe()
@@ -68,8 +68,8 @@ class ForkedWriter:
         self._pipe = theirs
 
     def stop(self) -> None:
-        """Returns when everything it wrote is published."""
-        os.write(self._pipe, _ENOUGH)
+        """Returns when all its changes are published."""
+        os.write(self._pipe, _STOP)
         self._reap()
 
     def kill(self) -> None:
@@ -82,13 +82,13 @@ class ForkedWriter:
 
 
 def _run_writer(settings: ProcessSettings, nb: NbApi, number: int, pipe: int) -> int:
-    with selectors.DefaultSelector() as told:
-        told.register(pipe, selectors.EVENT_READ)
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
 
         def goes_on() -> bool:
-            if not told.select(0):
+            if not selector.select(0):
                 return True
-            if os.read(pipe, 1) != _ENOUGH:
+            if os.read(pipe, 1) != _STOP:
                 os._exit(1)
             return False
 
@@ -98,7 +98,7 @@ def _run_writer(settings: ProcessSettings, nb: NbApi, number: int, pipe: int) ->
 
 
 class ThreadWriter:
-    """A writer in a thread, where everything lives in one process."""
+    """A writer in a thread, for a demonstration inside one process."""
 
     def __init__(self, settings: ProcessSettings, nb: NbApi, number: int) -> None:
         self._stop = threading.Event()
@@ -114,7 +114,7 @@ class ThreadWriter:
 
 
 class Writers:
-    """All of them."""
+    """All writers of the demonstration."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
@@ -124,13 +124,13 @@ class Writers:
         self._all: list[ThreadWriter | ForkedWriter] = []
 
     def start(self) -> None:
-        """Fill up to the number of writers."""
+        """Start writers until there are as many as configured."""
         while len(self._all) < self._settings.writers:
             self._started += 1
             self._all.append(self._make(self._settings, self._nb, self._started))
 
     def kill_one(self) -> None:
-        """A writer dies, between any two of its steps, and another one takes its place."""
+        """Kill a writer at a random moment, and start another one."""
         self._all.pop(0).kill()
         self.start()
 

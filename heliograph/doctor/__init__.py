@@ -1,5 +1,5 @@
-"""What ``heliograph doctor`` looks at.
+"""The checks of ``heliograph doctor``.
 
-`findings` is the vocabulary.  `host` looks at Python, libraries, limits and the clock; `files` at the configuration;
-`bus` at the driver, its address or server, and at a real event on its way; `logs` at the store of the log.
+`findings` has their types.  `host` checks Python, libraries, limits and the clock; `files` the configuration; `bus` the
+driver, its address or server, and the way of a real event; `logs` the store of the log; `spark` Spark and its Java.
 """

@@ -1,4 +1,5 @@
-"""Which process has an address: looked up without disturbing it.  Binding without listening attracts no subscriber."""
+"""Finds out which process uses an address, without disturbing it.  It binds without listening, so that no subscriber
+connects."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def host_port(address: str) -> tuple[str, int] | None:
 
 
 def with_host(address: str, host: str) -> str:
-    """The same address at another host, in the spelling of its driver."""
+    """The address with another host, written as its driver does."""
     match = _HOST_PORT.match(address)
     assert match is not None
     shown = f"[{host}]" if ":" in host else host
@@ -27,7 +28,7 @@ def with_host(address: str, host: str) -> str:
 
 
 def try_bind(host: str, port: int) -> OSError | None:
-    """Bind for a moment, without listening.  None when it worked."""
+    """Bind for a moment, without listening.  Returns None, or the error."""
     host = "0.0.0.0" if host == "*" else host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -40,7 +41,7 @@ def try_bind(host: str, port: int) -> OSError | None:
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:
-    """Whether something accepts connections there."""
+    """Whether a process accepts connections at the address.  Blocks for ``timeout_s`` at most."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
@@ -48,8 +49,8 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
         return False
 
 
-def who_listens(port: int) -> str:
-    """The processes that listen on a TCP port of this host, as far as this user may see them."""
+def listening_processes(port: int) -> str:
+    """The names of the processes that listen on a TCP port of this host, as far as this user may see them."""
     inodes = _listening_inodes(port)
     names = [f"process {pid} ({_name_of(pid)})" for pid in _pids() if inodes & _socket_inodes(pid)]
     return ", ".join(names) or "a process of another user"
@@ -74,7 +75,7 @@ def _pids() -> list[int]:
 
 
 def _socket_inodes(pid: int) -> set[str]:
-    """Empty for a process that ended meanwhile, or whose files are none of this user's business."""
+    """Empty for a process that has ended meanwhile, or whose files this user may not see."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         for descriptor in os.scandir(f"/proc/{pid}/fd"):

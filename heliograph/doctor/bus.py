@@ -1,4 +1,4 @@
-"""Checks of the bus itself: the driver, its address or server, its safety, and a real event on its way."""
+"""Checks of the bus: the driver, signing, its address or server, and the way of a real event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oslo_config import cfg
 import pubsub_api
 from heliograph.doctor import addresses
 from heliograph.doctor.findings import CheckContext, Finding
-from heliograph.opening.hosts import explained
+from heliograph.opening.hosts import resolution_hint
 from pubsub_api import Event, PubSubApi, loading
 from pubsub_api.config import GROUP
 from pubsub_api.driver import Connected, Disconnected, LinkReport
@@ -27,7 +27,7 @@ PUBLISHER_NAME = "heliograph-doctor"
 
 
 def check_driver(context: CheckContext) -> list[Finding]:
-    """Make the driver object, which checks its options and their combinations; leaves ``driver``."""
+    """Make the driver, which checks its options and their combinations.  Sets ``context.driver``."""
     if context.conf is None:
         return [_skipped("driver", "the configuration cannot be used")]
     try:
@@ -39,12 +39,12 @@ def check_driver(context: CheckContext) -> list[Finding]:
             Finding("driver", "failed", str(error), "heliograph drivers lists what is installed and what is missing")
         ]
     able = context.driver.capabilities
-    kind = "the publisher binds, subscribers connect to it" if able.bind_based else "everybody connects to a shared bus"
+    kind = "subscribers connect to the publisher" if able.bind_based else "publishers and subscribers share a bus"
     return [Finding("driver", "ok", f"{context.conf[GROUP].pub_sub_driver}: {kind}")]
 
 
 def check_signing(context: CheckContext) -> list[Finding]:
-    """On a bus that is open to the network any host could forge events, unless they are signed."""
+    """On a bus that other hosts can reach, frames should be signed, because such a host could forge events."""
     if context.conf is None or context.driver is None:
         return [_skipped("signing", "there is no driver")]
     pubsub = context.conf[GROUP]
@@ -54,17 +54,14 @@ def check_signing(context: CheckContext) -> list[Finding]:
         hosts.add(pubsub.publisher_bind_address)
     exposed = sorted(host for host in hosts if not is_loopback(host))
     if exposed and not pubsub.hmac_key:
-        detail = f"frames are not signed and pass through {', '.join(exposed)}: whoever gets there can forge events"
-        return [Finding("signing", "warning", detail, "set [pubsub] hmac_key to the same secret everywhere")]
-    return [
-        Finding(
-            "signing", "ok", "frames are signed" if pubsub.hmac_key else "not signed, and only this host gets there"
-        )
-    ]
+        detail = f"frames are not signed and pass through {', '.join(exposed)}: hosts that reach it can forge events"
+        return [Finding("signing", "warning", detail, "set [pubsub] hmac_key to the same secret on all hosts")]
+    signed = "frames are signed" if pubsub.hmac_key else "not signed, and other hosts cannot reach the bus"
+    return [Finding("signing", "ok", signed)]
 
 
 def check_address(context: CheckContext) -> list[Finding]:
-    """Bind-based: is the address free, and if not, which process has it?  Looking disturbs none."""
+    """On bind-based drivers: is the address free, and if not, which process has it?  Disturbs no process."""
     if context.conf is None or context.driver is None:
         return [_skipped("address", "there is no driver")]
     if not context.driver.capabilities.bind_based:
@@ -90,7 +87,7 @@ def _check_local(context: CheckContext, host: str, port: int, spelling: str) -> 
     if problem.errno != errno.EADDRINUSE:
         fix = "set [pubsub] publisher_bind_address to an address of this host, and publisher_port to 1024 or more"
         return Finding("address", "failed", f"{where} cannot be bound to: {problem.strerror or problem}", fix)
-    owner = addresses.who_listens(port)
+    owner = addresses.listening_processes(port)
     reason = _connect(context, [addresses.with_host(spelling, "127.0.0.1" if host in addresses.WILDCARDS else host)])
     if reason is None:
         return Finding("address", "ok", f"a publisher answers at {where}: {owner}")
@@ -114,7 +111,7 @@ def _check_remote(context: CheckContext, address: str) -> Finding:
     if found and addresses.answers(*found, timeout_s=context.timeout_s):
         return Finding("publisher", "ok", f"{address} accepts connections")
     fix = "start the publisher there; check publishers_ips, publisher_port and the firewall between"
-    return Finding("publisher", "warning", f"nobody answers at {address}{explained([address])}", fix)
+    return Finding("publisher", "warning", f"no process answers at {address}{resolution_hint([address])}", fix)
 
 
 def _is_local(address: str, bind_host: str) -> bool:
@@ -123,7 +120,7 @@ def _is_local(address: str, bind_host: str) -> bool:
 
 
 class _Listener:
-    """The receiver of a subscriber that wants no frames, only to know whether its links come up."""
+    """The receiver of a subscriber that ignores frames, and waits for its links to come up."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._down = set(wanted)
@@ -145,14 +142,17 @@ class _Listener:
             self._is_up.set()
 
     def wait(self, timeout_s: float) -> str | None:
-        """None when every link came up; otherwise why one did not."""
+        """Wait for all links.  Returns None, or the reason why one did not come up."""
         if self._is_up.wait(timeout_s):
             return None
         return next(iter(self._reasons.values()), f"no answer within {timeout_s:g} s")
 
 
 def _connect(context: CheckContext, listened: Sequence[str]) -> str | None:
-    """Open links to these addresses, which takes a publisher or a server of the right kind.  None, or why not."""
+    """Open links to these addresses, which works with a publisher or a server of the driver's kind only.
+
+    Blocks for the timeout of the context at most.  Returns None, or the reason why a link did not come up.
+    """
     assert context.driver is not None
     listener = _Listener(listened)
     subscriber = context.driver.get_subscriber()
@@ -168,7 +168,7 @@ def _connect(context: CheckContext, listened: Sequence[str]) -> str | None:
 
 
 def check_server(context: CheckContext) -> list[Finding]:
-    """Connect-based: does the server behind the driver answer?  Leaves ``is_reachable``."""
+    """On drivers with a server: does it answer?  Sets ``context.is_reachable``."""
     if context.driver is None or context.driver.capabilities.bind_based:
         return []
     listened = context.driver.listen_addresses()
@@ -182,7 +182,7 @@ def check_server(context: CheckContext) -> list[Finding]:
 
 
 def check_round_trip(context: CheckContext) -> list[Finding]:
-    """Publish an event and receive it.  On a bind-based driver at a free port of this host, else through the server."""
+    """Publish an event and receive it: at a free port of this host on bind-based drivers, else through the server."""
     if context.driver is None or not context.is_reachable:
         return [
             _skipped("round trip", "there is no driver" if context.driver is None else "the server does not answer")
@@ -201,7 +201,7 @@ def check_round_trip(context: CheckContext) -> list[Finding]:
 
 
 def _private_conf(context: CheckContext, directory: pathlib.Path) -> cfg.ConfigOpts:
-    """The same configuration, but for the address where a publisher binds: this host only, at a free port."""
+    """The configuration with another address for the publisher: a free port of this host only."""
     conf = context.read_conf()
     if context.driver is not None and context.driver.capabilities.bind_based:
         conf.set_override("publisher_transport", "tcp", group=GROUP)
@@ -212,7 +212,7 @@ def _private_conf(context: CheckContext, directory: pathlib.Path) -> cfg.ConfigO
 
 
 def _round_trip(context: CheckContext, conf: cfg.ConfigOpts, driver: PubSubApi) -> float:
-    """Seconds from publishing to receiving.  Raises WaitTimeout and what opening may raise."""
+    """Seconds from publishing to receiving.  Raises WaitTimeout and what `pubsub_api.open` raises."""
     topic = f"{TOPIC}/{secrets.token_hex(8)}"
     arrived = threading.Event()
     with pubsub_api.open(conf=conf) as session:

@@ -1,4 +1,4 @@
-"""Checks of the configuration: can it be read, do the values fit, and is every name in it one that exists."""
+"""Checks of the configuration: can it be read, are the values valid, and does every name in it exist."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pubsub_api import config, loading
 from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
 from pubsub_api.runtime.option_names import hint_for, is_known, names_of, nearest, read_names
 
-_GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
-"""A Dragonflow file's own groups hold many options that are none of ours."""
+_FOREIGN_GROUPS = frozenset({"DEFAULT", config.OLD_GROUP})
+"""Groups of a Dragonflow file, which has many options that are not Heliograph's."""
 
 
 def check_configuration(context: CheckContext) -> list[Finding]:
-    """Read files and URL; leaves ``conf``."""
+    """Read files and URL.  Sets ``context.conf``."""
     try:
         context.conf = context.read_conf()
     except DriverDependencyMissing as error:
@@ -30,7 +30,7 @@ def check_configuration(context: CheckContext) -> list[Finding]:
 
 
 def check_names(context: CheckContext) -> list[Finding]:
-    """Options in the files that no module reads: a misspelt one would have no effect, without a word."""
+    """Find options in the files that no module reads: a misspelt option has no effect."""
     if context.conf is None or not context.config_files:
         return []
     known = known_options()
@@ -43,19 +43,19 @@ def check_names(context: CheckContext) -> list[Finding]:
     ]
     if strange:
         fix = "correct the spelling, or remove them; docs/options.md lists every option"
-        return [Finding("option names", "warning", f"nobody reads {'; '.join(strange)}", fix)]
+        return [Finding("option names", "warning", f"unknown: {'; '.join(strange)}", fix)]
     return [Finding("option names", "ok", "every option in the files is known")]
 
 
 def known_options() -> dict[str, set[str]]:
-    """Group -> names of the options that anything installed reads, by what it lists for oslo-config-generator, and of
-    those that drivers of other packages have."""
+    """Group -> names of the options that installed modules read: those listed for oslo-config-generator, and those of
+    drivers of other packages."""
     groups = [
         status.driver_class.options.items() for status in loading.available_drivers().values() if status.driver_class
     ]
     for entry in importlib.metadata.entry_points(group="oslo.config.opts"):
         if entry.name.startswith("heliograph."):
-            with contextlib.suppress(ImportError):  # of a driver whose library is not installed: it reads nothing
+            with contextlib.suppress(ImportError):  # a driver whose library is not installed reads nothing
                 groups.append(entry.load()())
     known: dict[str, set[str]] = {}
     for group, options in itertools.chain.from_iterable(groups):
@@ -66,8 +66,8 @@ def known_options() -> dict[str, set[str]]:
 def _is_strange(group: str, name: str, known: dict[str, set[str]]) -> bool:
     if group in known:
         return bool(name) and not is_known(name, known[group])
-    # A group of a program that shares the file is not ours to judge, unless it looks like a misspelt one of ours.
-    return group not in _GROUPS_OF_OTHERS and bool(nearest(group, known, cutoff=0.75))
+    # Another program may share the file: an unknown group counts only when it looks like a misspelt one of ours.
+    return group not in _FOREIGN_GROUPS and bool(nearest(group, known, cutoff=0.75))
 
 
 def _strange(group: str, name: str, known: dict[str, set[str]]) -> str:

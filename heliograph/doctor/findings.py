@@ -1,4 +1,4 @@
-"""A finding: what was looked at, how it is, and what to do about it."""
+"""A finding: what was checked, the result, and how to fix it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Status = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A warning is something that may be meant; a failure is something that cannot work."""
+    """The result of a check.  A warning may be intended; with a failure the bus cannot work."""
 
     check: str
     status: Status
@@ -25,17 +25,17 @@ class Finding:
 
 @dataclasses.dataclass
 class CheckContext:
-    """What checks are given.  A check may leave here what later ones need; they are skipped when it is missing."""
+    """What checks read.  A check may set fields that later checks need; they are skipped when one is missing."""
 
     read_conf: Callable[[], cfg.ConfigOpts]
     """A fresh configuration object each time, so that a check may change it."""
     source: str
-    """Where that configuration comes from, in words."""
+    """A description of where the configuration comes from."""
     config_files: list[str]
     timeout_s: float
     """How long to wait for a server, a publisher or an event."""
     log_url: str | None = None
-    """Of the durable log; None: what the configuration says."""
+    """URL of the durable log; None means that of the configuration."""
     conf: cfg.ConfigOpts | None = None
     driver: PubSubApi | None = None
     is_reachable: bool = True

@@ -1,4 +1,4 @@
-"""Checks of the host: Python, libraries, drivers that are installed, limits, clock."""
+"""Checks of the host: Python, libraries, installed drivers, limits, clock."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 class Requirement(NamedTuple):
-    """A library this package asks for; ``extra`` is empty for one that it cannot do without."""
+    """A library that this package uses; ``extra`` is empty when it is always needed."""
 
     name: str
     least: str
     extra: str
 
 
-def check_python(_patient: CheckContext) -> list[Finding]:
+def check_python(_context: CheckContext) -> list[Finding]:
     version = platform.python_version()
     if sys.version_info[:2] < PYTHON_MIN:
         return [Finding("python", "failed", f"Python {version} is too old", "use Python 3.10 or newer")]
     return [Finding("python", "ok", f"{platform.python_implementation()} {version} on {platform.system()}")]
 
 
-def check_libraries(_patient: CheckContext) -> list[Finding]:
+def check_libraries(_context: CheckContext) -> list[Finding]:
     """The libraries that are always needed, then those of the extras that a user may choose."""
     try:
         wanted = requirements(importlib.metadata.requires("heliograph") or [])
@@ -49,7 +49,7 @@ def check_libraries(_patient: CheckContext) -> list[Finding]:
 
 
 def requirements(lines: list[str]) -> list[Requirement]:
-    """Read requirement lines of a package's metadata, as far as this package uses their syntax."""
+    """Parse the requirement lines of a package's metadata; it knows the syntax that this package uses."""
     found: list[Requirement] = []
     for line in lines:
         match, extra = _REQUIREMENT.match(line), _EXTRA.search(line)
@@ -68,7 +68,7 @@ def _check_needed(wanted: list[Requirement]) -> Finding:
 
 
 def _check_extras(wanted: list[Requirement]) -> Finding:
-    """A missing extra is no problem in itself; one that is there and too old is."""
+    """A missing extra is fine; one that is installed and too old is a problem."""
     present = [it for it in wanted if installed(it.name)]
     old = [it for it in present if not _is_met(it)]
     absent = sorted({it.extra for it in wanted} - {it.extra for it in present})
@@ -102,8 +102,8 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def check_drivers(_patient: CheckContext) -> list[Finding]:
-    """Every installed driver can be imported, or lacks only its library."""
+def check_drivers(_context: CheckContext) -> list[Finding]:
+    """Check that every installed driver can be imported, or lacks only its library."""
     statuses = loading.available_drivers()
     usable = [name for name, status in statuses.items() if status.usable]
     problems = [status.problem for status in statuses.values() if status.problem]
@@ -115,24 +115,21 @@ def check_drivers(_patient: CheckContext) -> list[Finding]:
     return [Finding("drivers", "ok", ", ".join(usable))]
 
 
-def check_open_files(_patient: CheckContext) -> list[Finding]:
+def check_open_files(_context: CheckContext) -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
         detail = f"this process may open {soft} files; a publisher needs a few per subscriber"
         highest = "unlimited" if hard == resource.RLIM_INFINITY else hard
-        return [
-            Finding("open files", "warning", detail, f"ulimit -n {OPEN_FILES_MIN} or more (allowed here: {highest})")
-        ]
+        fix = f"ulimit -n {OPEN_FILES_MIN} or more (allowed here: {highest})"
+        return [Finding("open files", "warning", detail, fix)]
     return [Finding("open files", "ok", "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} at once")]
 
 
-def check_clock(_patient: CheckContext) -> list[Finding]:
-    """Timestamps of events come from the wall clock; deadlines from the monotonic one."""
+def check_clock(_context: CheckContext) -> list[Finding]:
+    """Check the wall clock, which gives the timestamps of events, and the monotonic clock, which gives deadlines."""
     year = time.gmtime().tm_year
     if not YEAR_MIN <= year <= YEAR_MAX:
-        return [
-            Finding("clock", "failed", f"the clock says it is the year {year}", "set the clock, for example with NTP")
-        ]
+        return [Finding("clock", "failed", f"the clock shows the year {year}", "set the clock, for example with NTP")]
     if not time.get_clock_info("monotonic").monotonic:
         return [Finding("clock", "failed", "there is no monotonic clock", "run on an operating system that has one")]
     return [Finding("clock", "ok", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))]

@@ -1,4 +1,4 @@
-"""Check of the durable log: does its store answer, and does it keep what it is told."""
+"""Check of the durable log: does its store answer, and does it keep data safely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECK = "log"
 
 
 def check_log(context: CheckContext) -> list[Finding]:
-    """Open the log that ``--log`` or the configuration names, if there is one.  Makes none, and writes nothing."""
+    """Check the log that ``--log`` or the configuration names, if any.  Does not create one, and writes nothing."""
     if context.conf is None:
         return []
     conf = context.read_conf()

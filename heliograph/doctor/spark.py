@@ -1,4 +1,4 @@
-"""Checks of what the data pipeline needs: PySpark, a Java, memory.  Nothing of Spark is started."""
+"""Checks of what the data pipeline needs: PySpark, a Java, memory.  They do not start Spark."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MEMORY_BYTES_MIN = 2 * 1024**3
 _REMEDY = "pip install 'heliograph[spark]', which brings both"
 
 
-def check_spark(_patient: CheckContext) -> list[Finding]:
-    """Without PySpark there is nothing to check: most hosts of a bus run no jobs."""
+def check_spark(_context: CheckContext) -> list[Finding]:
+    """A host without PySpark is fine: most hosts of a bus run no jobs."""
     from spark_pipeline.errors import JavaMissing, SparkMissing
     from spark_pipeline.sessions.java import find_java
     from spark_pipeline.sessions.session import check_pyspark

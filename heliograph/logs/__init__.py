@@ -1,1 +1,1 @@
-"""What `heliograph log` does: reading a log, and moving events between it and files."""
+"""Verbs of `heliograph log` that read a log, and that move events between it and files."""

@@ -20,7 +20,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=pathlib.Path, help=f"must not exist; {_FILE}")
     add_filters(parser)
     add_shard(parser)
-    add_since(parser, "only what came since 2026-11-16T10:00 (UTC), or in the last 2h")
+    add_since(parser, "only events since a time, as in 2026-11-16T10:00 (UTC) or 2h (ago)")
 
 
 def run_export(args: argparse.Namespace, output: Output) -> int:
@@ -43,8 +43,8 @@ def run_export(args: argparse.Namespace, output: Output) -> int:
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=pathlib.Path, help=f"what 'export' wrote; {_FILE}")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be appended")
+    parser.add_argument("file", metavar="FILE", type=pathlib.Path, help=f"a file of 'export'; {_FILE}")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be appended")
 
 
 def run_import(args: argparse.Namespace, output: Output) -> int:

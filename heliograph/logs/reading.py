@@ -1,4 +1,4 @@
-"""``heliograph log info`` and ``heliograph log tail``: what a log has.  They make and change nothing."""
+"""``heliograph log info`` and ``heliograph log tail``: they read a log, and change nothing."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from shared_subscriptions.groups import GroupView
 
 _LISTED_OFFSETS_MAX = 10_000
-"""Offsets of each shard that are read in order to count what a group has not done: what lies behind counts as a
-whole."""
+"""How many offsets of each shard are read to count the lag of a group; all later events count as lag."""
 
 
 @contextlib.contextmanager
 def opened(args: argparse.Namespace) -> Iterator[LogApi]:
-    """A log that exists; a note when it is empty."""
+    """The log of the options, for a ``with``; it must exist.  Prints a note when it is empty."""
     with opened_log(args) as log:
         note_empty(log, "heliograph log")
         yield log
 
 
 def segmented(log: LogApi) -> SegmentedLog:
-    """Raises UsageError when its driver cannot seal."""
+    """The log as one that can seal.  Raises UsageError when its driver cannot."""
     from durable_log.storage.segmented import SegmentedLog
 
     if not isinstance(log, SegmentedLog):
@@ -46,7 +45,7 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
 
 
 def shards_of(args: argparse.Namespace, log: LogApi) -> list[int]:
-    """Those that ``--shard`` names.  Raises UsageError."""
+    """The shard that ``--shard`` names, or all.  Raises UsageError."""
     if args.shard is None:
         return list(range(log.shards))
     if args.shard >= log.shards:
@@ -66,8 +65,8 @@ def add_since(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--streams", action="store_true", help="list the streams too")
-    parser.add_argument("--segments", action="store_true", help="list the sealed segments too")
+    parser.add_argument("--streams", action="store_true", help="list the streams, too")
+    parser.add_argument("--segments", action="store_true", help="list the sealed segments, too")
 
 
 def run_info(args: argparse.Namespace, output: Output) -> int:
@@ -121,7 +120,7 @@ def run_info(args: argparse.Namespace, output: Output) -> int:
 
 
 def _age_s(log: LogApi, states: Sequence[ShardState], segments: Sequence[Segment]) -> float | None:
-    """Of the oldest event that is there, by the store's clock."""
+    """The age of the oldest event in the log, by the store's clock; None for an empty log."""
     oldest = {one.shard: one.appended_ns_min for one in reversed(segments) if one.rows}
     for state in states:
         if state.shard not in oldest and state.start < state.end:
@@ -132,7 +131,7 @@ def _age_s(log: LogApi, states: Sequence[ShardState], segments: Sequence[Segment
 
 
 def _consumer(view: GroupView, ages_s: Sequence[float]) -> dict[str, Any]:
-    """What a group has not done, and how long it will still be there, given how long its topics are kept."""
+    """The lag of a group, and after how long retention would drop its oldest event, given the ages of its topics."""
     oldest_s = max((one.oldest_s for one in view.streams if one.oldest_s is not None), default=None)
     retention_s = min(filter(None, ages_s), default=None)
     left_s = None if oldest_s is None or retention_s is None else retention_s - oldest_s
@@ -162,8 +161,8 @@ def _print_retention(output: Output, size: int, age_s: float | None, retention: 
     limits = [f"after {duration_text(retention['age_s'])}"] if retention["age_s"] else []
     limits += [f"by topic ({', '.join(retention['topics'])})"] if retention["topics"] else []
     limits += [f"beyond {counted(retention['bytes'], 'byte')}"] if retention["bytes"] else []
-    said = f"dropped {' and '.join(limits)}" if limits else "nothing is dropped"
-    output.line(f"{counted(size, 'byte')}{age}; retention as configured here: {said}")
+    rule = f"dropped {' and '.join(limits)}" if limits else "nothing is dropped"
+    output.line(f"{counted(size, 'byte')}{age}; retention as configured here: {rule}")
 
 
 def _ranges(missing: Sequence[tuple[int, int]]) -> str:
@@ -180,8 +179,8 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", metavar="N", type=options.positive_int, default=10,
                         help="the newest N events of each shard (default: 10)")  # fmt: skip
     parser.add_argument("--offset", metavar="N", type=options.natural_int, help="from this offset on instead")
-    add_since(parser, "what came since 2026-11-16T10:00 (UTC), or in the last 2h, instead")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
+    add_since(parser, "events since a time instead, as in 2026-11-16T10:00 (UTC) or 2h (ago)")
+    parser.add_argument("--follow", action="store_true", help="go on with new events, until interrupted")
 
 
 def run_tail(args: argparse.Namespace, output: Output) -> int:
@@ -201,7 +200,7 @@ def run_tail(args: argparse.Namespace, output: Output) -> int:
 
 
 class _Wanted:
-    """Which events are to be printed."""
+    """The choice of events that are printed."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._filters = FilterSet(args.filters) if args.filters else None
@@ -212,7 +211,7 @@ class _Wanted:
         return self._filters is None and self._key is None
 
     def records(self, stored: StoredFrame, first: int) -> Iterator[tuple[dict[str, Any], str]]:
-        """Of a frame, from an offset on: each event for scripts, and for people."""
+        """The chosen events of a frame from an offset on, each as a record for scripts and a line for people."""
         header = stored.header()
         if self._filters is not None and not self._filters.match(header.topic):
             return
@@ -230,7 +229,7 @@ class _Wanted:
 
 
 def _print_from(output: Output, log: LogApi, shard: int, offset: int, wanted: _Wanted) -> int:
-    """Print what a shard has from an offset on; returns where it ends."""
+    """Print the chosen events of a shard from an offset on; returns the offset behind the last one."""
     while frames := log.read(shard, offset):
         for stored in frames:
             for record, line in wanted.records(stored, offset):
@@ -250,7 +249,7 @@ def _first_offset(args: argparse.Namespace, log: LogApi, state: ShardState, want
 
 
 def _newest(log: LogApi, state: ShardState, wanted: _Wanted, count: int) -> int:
-    """From where on a shard has so many events that are wanted: it is read backwards, in portions that grow."""
+    """The offset from which on a shard has ``count`` chosen events.  Reads backwards, in growing portions."""
     found: list[int] = []
     high, size = state.end, 1024
     while high > state.start and len(found) < count:

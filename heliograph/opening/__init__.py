@@ -1,1 +1,1 @@
-"""From the options of a command to an open bus, database or log."""
+"""From the command-line options to an open bus, database or log."""

@@ -1,4 +1,4 @@
-"""Options of commands that use a database, and the way from them to an `NbApi`."""
+"""Options of commands that use a database, and how they become an open `NbApi`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_db(parser: argparse._ActionsContainer) -> None:
 
 
 def read_service_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
-    """The configuration of a publisher service, which works for a database as well when one is named.
+    """The configuration of a publisher service; with ``--db`` the service works for that database, too.
 
     Raises InvalidConfig.
     """
@@ -55,10 +55,10 @@ def read_service_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
 def open_nb(
     args: argparse.Namespace, cache_options: Mapping[str, str] | None = None, *, must_exist: bool = True
 ) -> NbApi:
-    """``cache_options`` are options of ``[local_cache]`` that the command line has.
+    """An open `NbApi`.  ``cache_options`` override options of ``[local_cache]``.
 
-    ``must_exist`` is for commands that only read.  Raises InvalidConfig, DbNotFound, DbUnavailable, and what loading a
-    driver may raise.
+    ``must_exist`` is for commands that only read.  Raises InvalidConfig, DbNotFound, DbUnavailable, DriverNotFound,
+    DriverDependencyMissing.
     """
     from nb_api import NbApi, notify_config
     from nb_api.errors import DbNotFound, DbUnavailable
@@ -72,7 +72,7 @@ def open_nb(
     for name, value in (cache_options or {}).items():
         conf.set_override(name, value, group=notify_config.CACHE_GROUP)
     if must_exist:
-        # One that is away may have others that stand in for it: opening decides.
+        # When it cannot be reached, opening may find another server of it below.
         with contextlib.closing(build_db(args.db, conf)) as db, contextlib.suppress(DbUnavailable):
             try:
                 check_exists(db)

@@ -1,4 +1,4 @@
-"""Names of hosts that mean nothing: looked up when something cannot be reached, to say why."""
+"""Looks up the host names of addresses that cannot be reached, to tell a mistyped name from a dead server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from heliograph.doctor.addresses import WILDCARDS, host_port
 
 _LOOKUP_S = 2.0
-"""A resolver that does not answer says nothing, and the command must not wait for it."""
+"""The command does not wait longer for a resolver that does not answer."""
 
 
-def unresolved(addresses: Iterable[str]) -> list[str]:
-    """The hosts in these addresses whose name cannot be resolved.  Blocks for `_LOOKUP_S` at most."""
+def resolution_hint(addresses: Iterable[str]) -> str:
+    """A clause for an error message about host names that do not resolve; empty when all do.
+
+    Blocks for `_LOOKUP_S` at most.
+    """
     hosts = sorted({found[0] for found in map(host_port, addresses) if found and not _is_number(found[0])})
     wrong: list[str] = []
 
@@ -29,10 +32,10 @@ def unresolved(addresses: Iterable[str]) -> list[str]:
                 continue
 
     thread = threading.Thread(target=look, name="heliograph-resolver", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread to be had: then nothing is said
+    with contextlib.suppress(RuntimeError):  # the system gives no more threads: there is no hint then
         thread.start()
         thread.join(_LOOKUP_S)
-    return list(wrong)
+    return f"; the host name {', '.join(map(repr, wrong))} does not resolve" if wrong else ""
 
 
 def _is_number(host: str) -> bool:
@@ -41,9 +44,3 @@ def _is_number(host: str) -> bool:
     except ValueError:
         return host in WILDCARDS
     return True
-
-
-def explained(addresses: Iterable[str]) -> str:
-    """A sentence part about hosts that cannot be resolved, empty when there are none."""
-    wrong = unresolved(addresses)
-    return f"; the host name {', '.join(map(repr, wrong))} does not resolve" if wrong else ""

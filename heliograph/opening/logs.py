@@ -1,4 +1,4 @@
-"""Options of commands that use a durable log, and the way from them to a `LogApi`."""
+"""Options of commands that use a durable log, and how they become an open `LogApi`."""
 
 from __future__ import annotations
 

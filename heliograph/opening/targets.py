@@ -1,14 +1,15 @@
-"""Which bus, database, log and configuration a command uses when its words do not say.
+"""Which bus, database, log and configuration a command uses when its options do not name them.
 
-In this order: an option; the context that ``--context`` names; a variable of the environment; the context that
-``heliograph context use`` has chosen; and when none of these names anything, the file of the host, as for programs.  A
-context or file that was used is named on standard error: one that nobody sees misleads.  Contexts are in one private
-file of the user, because a URL may hold a password.
+The first of these that names one wins: an option; the context that ``--context`` names; a variable of the environment;
+the context that ``heliograph context use`` has chosen.  When none of them names anything, the configuration file of the
+host is read, as programs do.  A command prints on standard error which context or file it has used, so that a user is
+not misled by a forgotten one.  Contexts are in one private file of the user, because a URL may hold a password.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -23,38 +24,38 @@ VARIABLES = {
     "log": "HELIOGRAPH_LOG",
     "config_file": "HELIOGRAPH_CONFIG",
 }
-"""What an argument is filled in from.  Several configuration files are separated as in ``PATH``."""
+"""Argument -> the variable of the environment that gives it.  Configuration files are separated as in ``PATH``."""
 
 Context = dict[str, Any]
-"""Argument -> its value; what a context does not say is not in it."""
+"""Argument -> its value; arguments that the context does not name are left out."""
 
 
-def fill_in(args: argparse.Namespace) -> None:
-    """Fill in what was not said.  Raises WrongUsage for a context that does not exist."""
+def fill_in_targets(args: argparse.Namespace) -> None:
+    """Fill in the arguments that were not given.  Raises WrongUsage for a context that does not exist."""
     missing = [name for name in VARIABLES if hasattr(args, name) and not getattr(args, name)]
     if not hasattr(args, "context") or not missing:
         return
-    name, context = _context(args, is_needed=not _is_said(args))
+    name, context = _context(args, is_needed=not _names_target(args))
     used = {}
     for argument in missing:
-        said = None if args.context else os.environ.get(VARIABLES[argument])
-        if said:
-            setattr(args, argument, said.split(os.pathsep) if argument == "config_file" else said)
+        value = None if args.context else os.environ.get(VARIABLES[argument])
+        if value:
+            setattr(args, argument, value.split(os.pathsep) if argument == "config_file" else value)
         elif context.get(argument):
             setattr(args, argument, context[argument])
             used[argument] = context[argument]
     if used:
-        output.note(f"heliograph {args.command}: context {name}: {described(used)}")
+        output.note(f"heliograph {args.command}: context {name}: {as_options(used)}")
     if "config_file" in missing and not any(getattr(args, argument, None) for argument in VARIABLES):
         from pubsub_api import opening
 
         if opening.SYSTEM_FILE.is_file():
             args.config_file = [str(opening.SYSTEM_FILE)]
-            output.note(f"heliograph {args.command}: {described({'config_file': args.config_file})}")
+            output.note(f"heliograph {args.command}: {as_options({'config_file': args.config_file})}")
 
 
-def _is_said(args: argparse.Namespace) -> bool:
-    """Whether an option or a variable names something, and no context is asked for."""
+def _names_target(args: argparse.Namespace) -> bool:
+    """Whether an option or a variable names a target, and ``--context`` is not given."""
     return not args.context and any(
         getattr(args, argument, None) or (hasattr(args, argument) and os.environ.get(variable))
         for argument, variable in VARIABLES.items()
@@ -62,7 +63,11 @@ def _is_said(args: argparse.Namespace) -> bool:
 
 
 def _context(args: argparse.Namespace, *, is_needed: bool) -> tuple[str, Context]:
-    """Raises WrongUsage.  A file that cannot be read is only told of when the command can do without it."""
+    """The name and content of the context in use; empty without one.
+
+    Raises WrongUsage for an unknown context, and for an unreadable file when the command needs a context; when it
+    does not, an unreadable file is only noted on standard error.
+    """
     try:
         known = ContextFile().read()
     except (OSError, ValueError) as error:
@@ -82,8 +87,8 @@ def _context(args: argparse.Namespace, *, is_needed: bool) -> tuple[str, Context
     return name, known.contexts[name]
 
 
-def described(context: Context) -> str:
-    """As options of a command line, without passwords."""
+def as_options(context: Context) -> str:
+    """The context written as command-line options, without passwords."""
     words = []
     for argument, value in context.items():
         for one in value if isinstance(value, list) else [value]:
@@ -91,12 +96,12 @@ def described(context: Context) -> str:
     return " ".join(words)
 
 
+@dataclasses.dataclass
 class Contexts:
-    """What the file holds."""
+    """The content of the file: all contexts by name, and the name of the one in use or an empty string."""
 
-    def __init__(self, current: str, contexts: dict[str, Context]) -> None:
-        self.current = current
-        self.contexts = contexts
+    current: str
+    contexts: dict[str, Context]
 
 
 class ContextFile:
@@ -107,7 +112,7 @@ class ContextFile:
         self.path = pathlib.Path(home, "heliograph", "contexts.json")
 
     def read(self) -> Contexts:
-        """Empty when there is none.  Raises OSError, ValueError."""
+        """The contexts; none when there is no file.  Raises OSError, ValueError."""
         try:
             found = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -120,7 +125,7 @@ class ContextFile:
             raise ValueError(f"this is no file of contexts: {error!r}") from error
 
     def write(self, contexts: Contexts) -> None:
-        """It appears whole or not at all, for the user only.  Raises OSError, UnsafeFile."""
+        """Replace the file at once, readable for the user only.  Raises OSError, UnsafeFile."""
         from pubsub_api.runtime.files import replace_private
 
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""What ``heliograph pipeline`` runs: one module per job, each with ``add_arguments`` and ``run``."""
+"""The jobs of ``heliograph pipeline``: a module each, with ``add_arguments`` and ``run``."""

@@ -1,4 +1,4 @@
-"""What the jobs of the pipeline share on the command line: where Spark runs, and where events come from."""
+"""Options that the jobs of the pipeline share: where Spark runs, where events come from, where results go."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
 
 
 def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
-    """Raises InvalidConfig."""
+    """The configuration of ``--config-file`` with ``[log]``.  Raises InvalidConfig."""
     from durable_log import config as log_config
     from pubsub_api.config import new_conf
 
@@ -55,7 +55,7 @@ def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
 
 
 def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
-    """The log, with what ``[log]`` says about it: workers have the URL and no configuration file."""
+    """The URL of the log with the options of ``[log]`` in it, because workers have no configuration file."""
     from durable_log.loading import portable_url
 
     return portable_url(args.log, conf=conf)
@@ -63,8 +63,8 @@ def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
 
 @contextlib.contextmanager
 def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> Iterator[SparkSession]:
-    """A session that is stopped at the end.  Raises SparkMissing, JavaMissing, InvalidConfig, and PipelineError for
-    whatever Spark itself raises."""
+    """A session that is stopped at the end of the ``with``.  Raises SparkMissing, JavaMissing, InvalidConfig, and
+    PipelineError for every error of Spark itself."""
     from spark_pipeline.sessions.session import open_session, translated_errors
 
     session = open_session(conf, app_name=f"heliograph-{job}", master=args.master)
@@ -76,9 +76,9 @@ def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> I
 
 
 def check_source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
-    """Look whether ``--lake`` or ``--log`` names something, before Spark takes its time to start.
+    """Check that ``--lake`` or ``--log`` exists, because starting Spark takes seconds.
 
-    Raises PipelineError for a table that is not there, InvalidTopic, and what opening a log may raise.
+    Raises PipelineError for a missing table, InvalidTopic, and what `durable_log.open` raises.
     """
     from pubsub_api.core.topics import check_filter
     from spark_pipeline.lake import LakeTable
@@ -92,20 +92,20 @@ def check_source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
 
 
 def check_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
-    """Say so when the log is empty.  Raises what opening it may raise."""
+    """Check that the log exists; print a note when it is empty.  Raises what `durable_log.open` raises."""
     with opened_log(args, conf) as log:
         note_empty(log, "heliograph pipeline")
 
 
 def opened_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> contextlib.closing[LogApi]:
-    """The log that ``--log`` names, for a ``with``.  Raises LogNotFound, and what else opening it may raise."""
+    """The log that ``--log`` names, for a ``with``.  Raises what `durable_log.open` raises, such as LogNotFound."""
     import durable_log
 
     return contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True))
 
 
 def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:
-    """The events that ``--log`` or ``--lake``, and ``--topics``, name."""
+    """The events of ``--topics`` in ``--log`` or ``--lake``."""
     from spark_pipeline.lake import LakeTable
     from spark_pipeline.reading.whole_log import read_log, select_topics
 
@@ -119,21 +119,21 @@ def moment(text: str) -> int:
     return Moment(text).ns(time.time_ns())
 
 
-def require_place(file: str | None) -> None:
-    """Raises UsageError when a file could not be made, for lack of its directory: told before the work is done."""
+def require_writable(file: str | None) -> None:
+    """Raises UsageError when the directory of a result file does not exist, before the work begins."""
     if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
         raise UsageError(f"{file} cannot be written: there is no such directory")
 
 
-def check_place(path: str, what: str) -> pathlib.Path | ObjectDirectory:
-    """A directory, here or in an object store, that need not be there.  Raises UsageError for what can be neither."""
+def directory_at(path: str, what: str) -> pathlib.Path | ObjectDirectory:
+    """A directory on this host or in an object store, which need not exist.  Raises UsageError for a wrong URL."""
     from spark_pipeline.objects import ObjectDirectory, is_url
 
     return ObjectDirectory(path, what) if is_url(path) else pathlib.Path(path)
 
 
 def require_new_directory(path: str) -> None:
-    """Raises UsageError when something is there already, for a job never overwrites, and for what is no place."""
-    place = check_place(path, "the result")
+    """Raises UsageError when the directory exists, because a job never overwrites, and for a wrong URL."""
+    place = directory_at(path, "the result")
     if place.exists() if isinstance(place, pathlib.Path) else place.names():
         raise UsageError(f"{path} exists already: name a directory that does not")

@@ -1,4 +1,4 @@
-"""``heliograph pipeline audit``: what was lost, doubled or out of order."""
+"""``heliograph pipeline audit``: find events that were lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from heliograph import exits, options
 from heliograph.output import Output, note
 from heliograph.pipeline import arguments
 
-SUMMARY = "find what was lost, doubled or out of order, and how long events took"
+SUMMARY = "find events that were lost, doubled or out of order, and how long events took"
 DESCRIPTION = """\
-Look at every stream that was recorded: which numbers are missing, which came twice, which came late, and how long
-events took from publishing to recording.  What a log has never seen is lost; numbers that were skipped on purpose, and
-events that retention or compaction has removed, are counted apart, as not kept.  --heads compares with what publishers
-numbered, as `heliograph pipeline heads` writes it, so that losses at the end of a stream, and streams of which nothing
-arrived, are found too.
+Check every recorded stream: which numbers are missing, which came twice, which came late, and how long events took from
+publishing to recording.  Events that a log has never received are lost.  Numbers that were skipped on purpose, and
+events that retention or compaction has removed, are counted apart, as not kept.  With --heads, a file of `heliograph
+pipeline heads`, the audit also finds losses at the end of a stream, and streams of which no event arrived.
 
-The exit code is 1 when anything is wrong.
+The exit code is 1 when a problem was found.
 """
 EXAMPLES = """\
   heliograph pipeline audit --log sqlite:///var/log.db
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_source(parser)
     parser.add_argument(
         "--heads", metavar="FILE",
-        help='what publishers numbered: JSON lines {"publisher": HEX, "topic": ..., "first": 1, "last": N}, as '
+        help='the heads of streams: JSON lines {"publisher": HEX, "topic": ..., "first": 1, "last": N}, as '
         "`heliograph pipeline heads` writes them",
     )  # fmt: skip
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for heads that cannot be read."""
     conf = arguments.read_conf(args)
     arguments.check_source(args, conf)
-    arguments.require_place(args.html)
+    arguments.require_writable(args.html)
     with arguments.spark_session(args, conf, "audit") as spark:
         from spark_pipeline.jobs.report import audit_report, to_html
 
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Expected] | None:
-    """What is known of the streams: by the log, by the logs that were taken into the table, and by ``--heads``."""
+    """What the log, the logs of the table, and ``--heads`` know about the streams; None when there is none of them."""
     from spark_pipeline.jobs import stream_heads as heads
     from spark_pipeline.lake import LakeTable
 

@@ -13,9 +13,9 @@ from heliograph.pipeline import arguments
 
 SUMMARY = "write the newest version of every object as a snapshot"
 DESCRIPTION = """\
-Of all changes of an object keep the newest, by version, then time, publisher and number; drop objects that were
-deleted. The result is a directory of Parquet files with a manifest that says up to which offsets of the log it is
-complete: load it and go on from there.
+Keep the newest change of each object, by version, then time, publisher and number; drop deleted objects.  The result is
+a directory of Parquet files with a manifest that names the offsets of the log up to which it is complete: load it and
+go on from there.
 """
 EXAMPLES = """\
   heliograph pipeline compact --log sqlite:///var/log.db --out /data/snapshot-1
@@ -25,10 +25,10 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_source(parser)
-    parser.add_argument("--out", metavar="DIR", required=True, help="where the snapshot goes; must not exist")
+    parser.add_argument("--out", metavar="DIR", required=True, help="directory of the snapshot; must not exist")
     parser.add_argument(
         "--keep-tombstones", metavar="TIME", type=options.seconds, default=0.0,
-        help="keep deletes of the last S seconds as rows of their own (default: 0, none)",
+        help="keep deletes that are younger than this as rows of their own (default: 0, none)",
     )  # fmt: skip
     arguments.add_spark(parser)
     options.add_json(parser, "the manifest as one JSON object")

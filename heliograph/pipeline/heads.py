@@ -1,4 +1,4 @@
-"""``heliograph pipeline heads``: what publishers have numbered, for an audit to compare with."""
+"""``heliograph pipeline heads``: the last number of every stream, for an audit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from heliograph.pipeline import arguments
 if TYPE_CHECKING:
     from spark_pipeline.jobs.stream_heads import StreamHead
 
-SUMMARY = "write down what publishers have numbered, for an audit"
+SUMMARY = "write the last number of every stream to a file, for an audit"
 DESCRIPTION = """\
-Ask the publishers on a bus, and the caches, for the last number of each stream, and write them to a file for
-`heliograph pipeline audit --heads`: so losses at the end of a stream, and streams of which nothing was recorded, are
-found. Or write what a log knows of its streams: the last number, and those that never came. Needs no Spark.
+Ask the publishers and caches on a bus for the last number of each stream, and write the numbers to a file for
+`heliograph pipeline audit --heads`, which then also finds losses at the end of a stream, and streams of which no event
+was recorded.  With --log, write what a log knows about its streams: last numbers, and missing ones.  Needs no Spark.
 """
 EXAMPLES = """\
   heliograph pipeline heads --bus zmq://127.0.0.1:8866 --out heads.json
@@ -25,10 +25,10 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_argument_group("whom to ask").add_mutually_exclusive_group(required=True)
+    source = parser.add_argument_group("the source").add_mutually_exclusive_group(required=True)
     options.add_bus(source, "the bus")
     source.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db")
-    parser.add_argument("--out", metavar="FILE", required=True, help="where they go; replaced when it exists")
+    parser.add_argument("--out", metavar="FILE", required=True, help="the file; replaced when it exists")
     arguments.add_topics(parser)
     parser.add_argument(
         "--timeout",
@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises WaitTimeout when no process on the bus answers, LogNotFound, and what opening either may raise."""
+    """Raises WaitTimeout when no process on the bus answers, and what opening the bus or the log raises."""
     from pubsub_api.core.topics import FilterSet
     from spark_pipeline.jobs import stream_heads as heads
 
-    arguments.require_place(args.out)
+    arguments.require_writable(args.out)
     filters = FilterSet(args.topics)
     found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]
     heads.write(args.out, found)

@@ -1,4 +1,4 @@
-"""``heliograph pipeline ingest``: from the log into the lake."""
+"""``heliograph pipeline ingest``: append the events of a log to a table of the lake."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from spark_pipeline.lake import LakeTable
     from spark_pipeline.types import SparkSession
 
-SUMMARY = "take what the log has gained into a table of the lake"
+SUMMARY = "append new events of the log to a table of the lake"
 DESCRIPTION = """\
-Append the events of a durable log to a Delta table, in commits of bounded size.  How far each shard was taken in is
-part of every commit, so the job may be killed at any moment and started again: nothing is taken in twice, nothing is
-left out. Each commit is a version that can be read later.
+Append the events of a durable log to a Delta table, in commits of bounded size.  Every commit contains the offset that
+it has reached in each shard, so the job may be killed at any moment and started again: no event is ingested twice or
+left out.  Each commit is a version that can be read later.
 
-It ends when everything that was in the log at its start is in the table; with --every it goes on.
+It ends when every event that was in the log at its start is in the table; with --every it starts again and again.
 """
 EXAMPLES = """\
   heliograph pipeline ingest --log sqlite:///var/log.db --lake /data/events
@@ -32,8 +32,8 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log(parser, "the durable log")
-    parser.add_argument("--lake", metavar="DIR", required=True, help="the table; made when there is none")
-    parser.add_argument("--every", metavar="TIME", type=options.seconds, help="begin again so often, until Ctrl-C")
+    parser.add_argument("--lake", metavar="DIR", required=True, help="the table; created when there is none")
+    parser.add_argument("--every", metavar="TIME", type=options.seconds, help="interval of repetitions, until Ctrl-C")
     parser.add_argument(
         "--commit-events", metavar="N", type=options.positive_int, default=5_000_000,
         help="most events of one commit (default: 5,000,000)",
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     conf = arguments.read_conf(args)
     table = LakeTable(args.lake)
     arguments.check_log(args, conf)
-    table.current()  # a place that cannot be one is told before Spark takes its time to start
+    table.current()  # raises for a wrong place now, because starting Spark takes seconds
     with arguments.spark_session(args, conf, "ingest") as spark:
         while True:
             began = time.monotonic()
@@ -68,9 +68,9 @@ def _take_in(output: Output, spark: SparkSession, url: str, table: LakeTable, co
             done += taken.events
             progress.update(done)
             if taken.lost:
-                note(f"{taken.lost:,} events had left the log before they were taken in")
+                note(f"retention dropped {taken.lost:,} events before they were ingested")
             if output.is_json:
                 output.record(taken)
     if not output.is_json:
-        output.line(f"{done:,} events taken in")
+        output.line(f"{done:,} events ingested")
     output.flush()

@@ -1,4 +1,4 @@
-"""``heliograph pipeline replay``: what was published once goes onto the bus again."""
+"""``heliograph pipeline replay``: publish recorded events again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 SUMMARY = "publish recorded events again, at a chosen speed"
 DESCRIPTION = """\
-Publish the events of a time or version range again, in the order of their time.  Versions stay as they were, so a
-cache takes only what is newer than what it has; --prefix keeps a replay apart from what is live.
+Publish the events of a time or version range again, in the order of their time.  They keep their versions, so a cache
+ignores events that are older than its objects; --prefix separates the topics of a replay from live ones.
 
-With --progress-file the replay can be stopped and started again: it goes on behind the last event that was handed to
-the transport, and repeats at most what was sent since the file was written: a second, or 5,000 events.
+With --progress-file the replay can be stopped and started again.  It then repeats at most the events that were sent
+since the file was last written: those of a second, or 5,000.
 """
 EXAMPLES = """\
   heliograph pipeline replay --log sqlite:///var/log.db --bus zmq://127.0.0.1:8866 --speed 10 --prefix replayed
@@ -43,16 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version-from", metavar="N", type=options.natural_int, help="the first version")
     parser.add_argument("--version-to", metavar="N", type=options.natural_int, help="the version to stop before")
     parser.add_argument(
-        "--speed", metavar="X", type=float, default=1.0, help="1 as recorded, 10 ten times as fast, 0 without waiting"
+        "--speed",
+        metavar="X",
+        type=float,
+        default=1.0,
+        help="1 as recorded (default), 10 ten times as fast, 0 without waiting",
     )
     parser.add_argument("--prefix", metavar="TOPIC", default="", help="levels to put in front of every topic")
-    parser.add_argument("--progress-file", metavar="FILE", help="where the place is kept, to go on after a stop")
+    parser.add_argument("--progress-file", metavar="FILE", help="file with the position, to go on after a stop")
     arguments.add_spark(parser)
     options.add_json(parser, "the outcome as one JSON object")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises UsageError, and what opening the bus may raise."""
+    """Raises UsageError, and what `pubsub_api.open` raises."""
     import pubsub_api
     from pubsub_api.errors import UsageError
 
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise UsageError("name the bus: --bus, or --config-file")
     conf = arguments.read_conf(args)
     arguments.check_source(args, conf)
-    arguments.require_place(args.progress_file)
+    arguments.require_writable(args.progress_file)
     bus = pubsub_api.open(args.bus) if args.bus else pubsub_api.open(conf=conf)
     with bus, arguments.spark_session(args, conf, "replay") as spark:
         events = arguments.read_events(spark, args, conf)
@@ -86,7 +90,7 @@ def _replay(events: DataFrame, publisher: Publisher, args: argparse.Namespace) -
         for position, event in paced(rows, speed=args.speed, topic_prefix=args.prefix):
             publisher.send_event(event)
             sent += 1
-            # By time too: a slow replay may need a day for so many.
+            # By time, too: a slow replay may need a day for so many events.
             if sent % _SAVE_EVENTS == 0 or time.monotonic() - saved >= _SAVE_S:
                 _save(file, publisher, position)
                 progress.update(sent)
@@ -110,7 +114,7 @@ def _load(file: pathlib.Path | None) -> ReplayPosition | None:
 
 
 def _save(file: pathlib.Path | None, publisher: Publisher, position: ReplayPosition | None) -> None:
-    """Remember the place, once everything up to it is with the transport."""
+    """Save the position, after handing everything before it to the transport."""
     import msgspec
 
     publisher.flush()

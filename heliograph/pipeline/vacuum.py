@@ -1,4 +1,4 @@
-"""``heliograph pipeline vacuum``: files of a table that nobody needs any more leave it."""
+"""``heliograph pipeline vacuum``: remove unused files of a table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from heliograph import exits, options
 from heliograph.output import Output
 from pubsub_api.errors import UsageError
 
-SUMMARY = "remove files of a table that only old versions, or killed jobs, have"
+SUMMARY = "remove files of a table that only old versions use, or that killed jobs left"
 DESCRIPTION = """\
-Remove files that no version younger than --older-than has, and what killed jobs left.  Older versions can then not be
-read any more.  A job that runs has files that no version has yet: choose a time that is longer than any job takes.
-Needs no Spark.
+Remove files that no version younger than --older-than uses, and files that killed jobs left.  Older versions can then
+no longer be read.  The files of a running job belong to no version yet: choose a time that is longer than any job
+takes.  Needs no Spark.
 """
 EXAMPLES = """\
   heliograph pipeline vacuum --lake /data/events --dry-run
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lake", metavar="DIR", required=True, help="the table")
     parser.add_argument(
         "--older-than", metavar="TIME", type=options.seconds, default=_WEEK_S,
-        help="keep what was needed since, in hours, at least 1h (default: 7d)",
+        help="keep files that were in use since then; at least 1h, in whole hours (default: 7d)",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only list the files")
     options.add_json(parser, "the outcome as one JSON object")
@@ -38,13 +38,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from spark_pipeline.lake import LakeTable
 
     if args.older_than < _HOUR_S:
-        raise UsageError("--older-than must be an hour at least: a job that runs has files that no version has yet")
+        raise UsageError("--older-than must be at least an hour: files of a running job belong to no version yet")
     table = LakeTable(args.lake)
     table.check_exists()
     found = table.vacuum(retention_hours=math.ceil(args.older_than / _HOUR_S), is_dry=args.dry_run)
     if not output.is_json:
         for name in found if args.dry_run else ():
             output.line(name)
-    said = "would be removed" if args.dry_run else "removed"
-    output.result({"files": found, "removed": not args.dry_run}, f"{len(found):,} files {said}")
+    outcome = "would be removed" if args.dry_run else "removed"
+    output.result({"files": found, "removed": not args.dry_run}, f"{len(found):,} files {outcome}")
     return exits.OK

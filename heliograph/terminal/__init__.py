@@ -1,1 +1,1 @@
-"""What a command does on a terminal besides printing results: questions, progress, counters that go on."""
+"""What commands do on a terminal besides printing results: confirmation, progress, counters of running work, logs."""

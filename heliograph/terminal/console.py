@@ -1,4 +1,4 @@
-"""The console of commands: `rich`'s, but for what happens when the output has no reader any more."""
+"""The console of commands: that of `rich`, except for a broken pipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rich.console import Console
 
 
 class PipeConsole(Console):
-    """Leaves a broken pipe to the command line as a whole, which knows the exit code for it; `rich` would exit by 1."""
+    """Leaves a broken pipe to `heliograph.main`, which has an exit code for it; `rich` would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         """Called by `rich` while it handles a BrokenPipeError."""
         self.quiet = True
-        raise BrokenPipeError("nobody reads the output any more")
+        raise BrokenPipeError("the reader of the output has ended")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import options
 from heliograph.opening.databases import add_db
-from heliograph.output import counted
+from heliograph.output import Output, counted
 
 if TYPE_CHECKING:
     from nb_api import DbApi
@@ -21,13 +21,18 @@ COLUMNS = (
     "digest", "clock", "seen",
 )  # fmt: skip
 _LEAST_USEFUL = ("digest", "clock", "objects", "links", "host", "role", "resyncs", "release")
-"""Columns that are left out, one after the other, where there is no room for all."""
+"""Columns that are left out, in this order, on a terminal that is too narrow for all."""
 _CELL_FRAME = 3
 STATE_STYLES = {"ok": "green", "old": "yellow", "incomplete": "yellow", "refusing": "yellow", "unknown": "yellow"}
-"""All other states are bad."""
+"""The style of a row; other states are red."""
+
+NO_MEMBERS = (
+    "no process reports to this database: start daemons with --fleet, or call nb_api.fleet.report() in programs "
+    "(docs/fleet.md)"
+)
 
 _SORTS: dict[str, Callable[[FleetMember], Any]] = {
-    "state": lambda _: 0,  # the order of the view: worst first
+    "state": lambda _: 0,  # the view is sorted by state already, worst first
     "name": lambda one: one.name,
     "host": lambda one: one.report.host if one.report else "",
     "release": lambda one: one.report.release if one.report else "",
@@ -40,7 +45,7 @@ _SORTS: dict[str, Callable[[FleetMember], Any]] = {
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
-    """Which members are shown, and in what order; which database they are in."""
+    """Options: which members are shown, in which order, and from which database."""
     which = parser.add_argument_group("which members")
     which.add_argument("--name", metavar="PATTERN", help="only these, as in 'host-7/*'")
     which.add_argument("--host", metavar="PATTERN", help="only those of these hosts")
@@ -59,8 +64,9 @@ def add_view(parser: argparse.ArgumentParser) -> None:
     options.add_context(group)
 
 
-def open_reports(args: argparse.Namespace) -> DbApi:
-    """Raises DbNotFound, DbUnavailable, InvalidConfig, UsageError, and what loading a driver may raise."""
+def open_fleet_db(args: argparse.Namespace) -> DbApi:
+    """The database of the fleet.  Raises DbNotFound, DbUnavailable, InvalidConfig, UsageError, DriverNotFound,
+    DriverDependencyMissing."""
     from nb_api.fleet.judging import STATES
     from nb_api.loading import open_db
     from pubsub_api.config import new_conf
@@ -73,7 +79,7 @@ def open_reports(args: argparse.Namespace) -> DbApi:
 
 
 def selected(args: argparse.Namespace, view: FleetView) -> list[FleetMember]:
-    """In the order that is asked for, all of them."""
+    """All members that the options select, in the order of ``--sort``."""
     found = [one for one in view.members if _is_wanted(args, one)]
     return sorted(found, key=_SORTS[args.sort])
 
@@ -92,12 +98,12 @@ def _is_wanted(args: argparse.Namespace, member: FleetMember) -> bool:
 
 
 def cells(member: FleetMember) -> list[object]:
-    """A member's row under `COLUMNS`.  What is not known is empty, and never 0."""
+    """A member's row under `COLUMNS`.  An unknown number is empty, never 0."""
     report = member.report
     if report is None:
         return [member.name, member.state, *[""] * (len(COLUMNS) - 3), f"{member.silent_s:.0f}s"]
     rates = [rate for rate in (member.received_per_s, member.published_per_s) if rate is not None]
-    is_silent = "silent" in member.states  # what it lacked, and its clock, when it told last say nothing of now
+    is_silent = "silent" in member.states  # lag and clock of its last report are no longer true
     is_clock_off = abs(member.clock_offset_s) >= 1 + report.interval_s and not is_silent
     total = report.links_up + report.links_down
     return [
@@ -118,8 +124,8 @@ def cells(member: FleetMember) -> list[object]:
     ]
 
 
-def fitted(members: Sequence[FleetMember], width: int) -> tuple[list[str], list[list[object]], str]:
-    """Columns and rows for a terminal of that width, and what to say of columns for which there is no room."""
+def fit_columns(members: Sequence[FleetMember], width: int) -> tuple[list[str], list[list[object]], str]:
+    """The columns and rows that fit on a terminal of ``width``, and a sentence about the columns left out."""
     rows = [cells(one) for one in members]
     sizes = {
         name: _CELL_FRAME + max([len(name), *(len(str(row[place])) for row in rows)])
@@ -132,12 +138,12 @@ def fitted(members: Sequence[FleetMember], width: int) -> tuple[list[str], list[
         del sizes[name]
         left_out.append(name)
     kept = [COLUMNS.index(name) for name in sizes]
-    said = f"no room for {', '.join(left_out)}: see --json, or a wider terminal" if left_out else ""
-    return list(sizes), [[row[place] for place in kept] for row in rows], said
+    remark = f"no room for {', '.join(left_out)}: see --json, or a wider terminal" if left_out else ""
+    return list(sizes), [[row[place] for place in kept] for row in rows], remark
 
 
 def record(view: FleetView, members: Sequence[FleetMember], limit: int | None) -> dict[str, Any]:
-    """The view for scripts.  Totals are of all members, whatever is shown."""
+    """The view for scripts.  ``total`` and ``states`` count all members, not only those that are shown."""
     import msgspec
 
     return {
@@ -151,15 +157,27 @@ def record(view: FleetView, members: Sequence[FleetMember], limit: int | None) -
     }
 
 
-def summary(view: FleetView, members: Sequence[FleetMember]) -> str:
-    """One line: how many there are, and how they are."""
+def print_view(
+    output: Output, view: FleetView, shown: Sequence[FleetMember], selected_count: int, *, shows_reasons: bool = False
+) -> None:
+    """Print members as a table, perhaps the reasons of their states, and the totals of the view."""
+    if not view.members:
+        output.line(NO_MEMBERS)
+        return
+    columns, rows, left_out = fit_columns(shown, output.console.width)
+    output.table("", columns, rows)
+    for one in shown if shows_reasons else ():
+        style = "bold red" if one.state in ("silent", "deaf", "behind", "slow") else ""
+        for why in one.why:
+            output.line(f"{one.name}: {why}", style=style)
+    output.line(summary(view, selected_count))
+    if left_out:
+        output.line(left_out)
+
+
+def summary(view: FleetView, selected_count: int) -> str:
+    """One line: how many members there are, and how many are in each state."""
     states = ", ".join(f"{count} {state}" for state, count in view.states().items())
-    shown = "" if len(members) == len(view.members) else f", {len(members)} selected"
+    shown = "" if selected_count == len(view.members) else f", {selected_count} selected"
     rate = sum((one.received_per_s or 0) + (one.published_per_s or 0) for one in view.members)
     return f"{counted(len(view.members), 'member')}{shown}: {states or 'none'}; {rate:,.0f} events/s"
-
-
-EMPTY = (
-    "no member has told of itself: start daemons with --fleet, or call nb_api.fleet.report() in programs "
-    "(docs/fleet.md)"
-)

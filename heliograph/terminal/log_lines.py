@@ -1,5 +1,5 @@
-"""How the command writes log lines: lines to read, or a JSON object per line for collectors, both on standard error, or
-where and how the options of oslo.log in the configuration say."""
+"""Where the log of a command goes: text or a JSON object per line on standard error, or wherever the options of
+oslo.log in the configuration say."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """One object per record.  Fields that a record was given by ``extra`` are fields of the object."""
+    """One JSON object per record, with the fields that the caller gave by ``extra``."""
 
     _OWN = frozenset(vars(logging.makeLogRecord({})))
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -31,14 +31,15 @@ class JsonLines(logging.Formatter):
             "thread": record.threadName,
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        extra = {name: value for name, value in vars(record).items() if name not in self._OWN and name not in told}
-        return json.dumps({**told, **extra}, ensure_ascii=False, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        extra = {name: value for name, value in vars(record).items() if name not in self._OWN and name not in fields}
+        return json.dumps({**fields, **extra}, ensure_ascii=False, default=str)
 
 
 @contextlib.contextmanager
 def written(form: str, level: str, config_files: Sequence[str]) -> Iterator[None]:
-    """Within it, what is logged is written.  With oslo.log its own options say from which level on.
+    """Inside the ``with``, log records are written; after it the root logger is as before.  With oslo.log its own
+    options decide the level.
 
     Raises DriverDependencyMissing, InvalidConfig.
     """
@@ -74,7 +75,7 @@ def _set_up_oslo_log(config_files: Sequence[str]) -> None:
     try:
         conf([], project="heliograph", default_config_files=list(config_files), default_config_dirs=[])
         if not (conf.log_file or conf.log_dir or conf.use_journal):
-            conf.set_override("use_stderr", True)  # it would take standard output, which has the results
+            conf.set_override("use_stderr", True)  # its default is standard output, which is for results
         log.setup(conf, "heliograph")
     except (cfg.Error, log.LogConfigError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidConfig(f"oslo.log cannot be set up: {error}") from error

@@ -27,7 +27,7 @@ class Progress:
         self._start = time.monotonic()
         self._last_line = self._start
         self._bar: RichProgress | None = None
-        if sys.stderr.isatty() or os.environ.get("FORCE_COLOR"):  # the library's own word for "take it for a terminal"
+        if sys.stderr.isatty() or os.environ.get("FORCE_COLOR"):  # by this variable rich assumes a terminal, too
             self._bar = _make_bar()
             self._task = self._bar.add_task(what, total=total, rate="")
 
@@ -47,7 +47,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def update(self, done: int, remark: str = "") -> None:
-        """``done`` of the total are done now."""
+        """Show that ``done`` of the total are done."""
         per_second = done / max(self.elapsed_s, 1e-9)
         rate = f"{per_second:,.0f}/s{remark}"
         if self._bar is not None:
@@ -60,7 +60,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
-    """For work that tells how much it has done and how much there is: call the result with both."""
+    """For work whose total is known only while it runs: call the result with (done, total)."""
     with contextlib.ExitStack() as stack:
         bars: list[Progress] = []
 
@@ -73,7 +73,7 @@ def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _make_bar() -> RichProgress:
-    """Imported here: where there is no terminal, the library is not needed."""
+    # Imported here: without a terminal the library is not needed.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

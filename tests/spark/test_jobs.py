@@ -207,7 +207,7 @@ def test_an_ingest_shows_how_far_it_is_on_a_terminal(
     assert main(["pipeline", "ingest", "--log", filled, "--lake", str(tmp_path / "lake"), "--commit-events", "50"]) == 0
     told = capsys.readouterr()
     assert "90/90" in told.err
-    assert "90 events taken in" in told.out
+    assert "90 events ingested" in told.out
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""``heliograph cache``: a reliability cache that stands alone."""
+"""``heliograph cache``: a stand-alone cache from which subscribers repair losses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.metrics import add_telling, told
 from heliograph.output import Output
-from heliograph.terminal.reporting import add_report, report_until_end
+from heliograph.process_report import add_process_report, reporting_process
+from heliograph.terminal.long_running import add_counters, print_counters_until_end
 from pubsub_api.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ DESCRIPTION = """\
 Listen to publishers, keep their frames, and answer subscribers that miss some.
 
 Run one near subscribers, so that repair does not travel to the publisher, or for publishers that have no memory to
-spare (with_cache = false).  How much it keeps is set by [pubsub] history, cache_bytes_max and cache_age_max.
+spare (with_cache = false).  [pubsub] history, cache_bytes_max and cache_age_max say how much it keeps.
 
-Where a broker or a router stands between, --bus is that of the broker and nothing else is needed.  With zmq and other
-bind-based drivers, --bus is where this cache listens, subscribers add it to the publishers they listen to, and
---listen names the publishers.
+With a broker or a router, --bus names it and nothing else is needed.  With zmq and other bind-based drivers, --bus is
+where this cache listens, --listen names the publishers, and subscribers list this cache beside the publishers.
 
-With --log it also answers from a durable log, for ranges far older than its memory; `heliograph log record` fills one.
+With --log it also answers from a durable log, for frames older than its memory; `heliograph log record` fills one.
 
 It runs until it is interrupted, which is its normal end: the exit code is 0.
 """
@@ -48,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a publisher to listen to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
     parser.add_argument(
-        "--log", dest="store", metavar="URL", help="a durable log to look into for what is not in memory"
+        "--log", dest="store", metavar="URL", help="a durable log with the frames that are no longer in memory"
     )
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
-    add_report(parser)
-    add_telling(parser)
+    add_counters(parser)
+    add_process_report(parser)
     options.add_session(parser)
     options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, NotSupported, UsageError."""
     with options.open_session(args) as session:
         if not session.capabilities.queries:
-            raise NotSupported("this driver has no queries, so nobody could ask the cache")
+            raise NotSupported("this driver has no queries, so subscribers could not ask the cache")
         if session.capabilities.bind_based and args.bus and not args.listen:
             raise UsageError(
                 "on a bind-based driver --bus is the cache's own address: name the publishers with --listen"
@@ -69,12 +68,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         with (
             _store(args.store) as store,
             session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
-            told(args, lambda: _process_report(session)),
+            reporting_process(args, lambda: _process_report(session)),
         ):
             topics = ", ".join(args.topics)
             output.result({"address": cache.address}, f"caching {topics} at {cache.address}; Ctrl-C ends it")
             output.flush()
-            report_until_end(output, args, lambda: vars(cache.statistics()))
+            print_counters_until_end(output, args, lambda: vars(cache.statistics()))
     return exits.OK
 
 
@@ -88,7 +87,7 @@ def _process_report(session: Session) -> ProcessReport:
 
 @contextlib.contextmanager
 def _store(url: str | None) -> Iterator[FrameStore | None]:
-    """What is behind the cache, if anything.  Raises what opening a log raises."""
+    """The log behind the cache, if one is named.  Raises what `durable_log.open` raises."""
     if url is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""``heliograph decode``: show what is in captured frames."""
+"""``heliograph decode``: show the content of captured frames."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INPUT_BYTES_MAX = 256 * 1024 * 1024
 DESCRIPTION = """\
 Show captured frames: header fields by name, then the events or the body.
 
-The frames are read with the plain msgpack package and share no code with the bus, so this also proves that any
-msgpack library can read them.  Several frames may follow each other.  Bytes that are no frame end it with the offset
-at which they were found.  A signature is shown but not checked.
+The frames are read with the plain msgpack package, without code of the bus, so this also proves that any msgpack
+library can read them.  Several frames may follow each other.  At bytes that are no frame the command fails and prints
+their offset.  A signature is shown but not checked.
 """
 EXAMPLES = """\
   heliograph decode capture.bin
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises FrameError with the byte offset, after everything before it was shown."""
+    """Raises FrameError with the byte offset, after showing the frames before it."""
     data = _read(args.file)
     for frame in read_frames(_from_hex(data) if args.hex else data):
         if args.json:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _record(frame: DecodedFrame) -> dict[str, object]:
-    """Fields by name; the values of events as they were sent."""
+    """A frame for scripts: its fields by name."""
     record = {field.name: getattr(frame, field.name) for field in dataclasses.fields(frame)}
     if frame.events is not None:
         record["events"] = [
@@ -73,7 +73,7 @@ def _read(name: str) -> bytes:
 
 
 def _from_hex(data: bytes) -> bytes:
-    # Blanked out, not removed: so the position in the message is the one in the input.
+    # Replaced by blanks, not removed, so that the position in the error is the position in the input.
     text = re.sub(rb"0[xX]|[\s:,]", lambda found: b" " * len(found.group()), data)
     bad = re.search(rb"[^0-9a-fA-F ]", text)
     if bad:

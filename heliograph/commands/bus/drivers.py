@@ -15,8 +15,8 @@ from pubsub_api.errors import HeliographError
 DESCRIPTION = """\
 List the installed drivers and what each can do under its default configuration.
 
-A driver is a package's entry point under heliograph.pubsub_driver.  One whose library is missing is listed with what
-to install.  Nothing is connected to.
+A driver is a package's entry point under heliograph.pubsub_driver.  A driver whose library is missing is listed with
+what to install.  The command connects to nothing.
 """
 EXAMPLES = """\
   heliograph drivers
@@ -25,13 +25,13 @@ EXAMPLES = """\
 """
 
 COLUMNS = (
-    "driver", "who binds", "queries", "wildcards", "largest frame", "survives fork", "reports", "security",
+    "driver", "address", "queries", "wildcards", "largest frame", "survives fork", "reports", "security",
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One driver.  Names that lead to the same class are one driver."""
+    """One driver.  Several names of the same class are one driver with aliases."""
 
     name: str
     aliases: list[str]
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def find_drivers() -> list[Row]:
-    """Every installed driver, sorted by name.  A name that an older specification gave is listed as an alias."""
+    """Every installed driver, sorted by name; of several names of one driver the shortest is the name."""
     names: dict[str, list[str]] = {}
     statuses = loading.available_drivers()
     for name in sorted(statuses, key=lambda name: (len(name), name)):
@@ -96,7 +96,7 @@ def _cells(row: Row) -> list[str]:
     assert able is not None
     return [
         row.name,
-        "the publisher" if able.bind_based else "nobody (shared)",
+        "the publisher's" if able.bind_based else "shared",
         "yes" if able.queries else "no",
         "exact" if able.native_wildcards else "filtered on arrival",
         _size(able.frame_bytes_max),

@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     from pubsub_api import Publisher
 
 DESCRIPTION = """\
-Publish events: one from the arguments, the same one again and again (--repeat, --rate), or one per line of standard
-input (--stdin), each a JSON object with topic, table, key, and if wanted action, value, version, headers.
+Publish events: one from the arguments, the same one several times (--repeat, --rate), or one per line of standard input
+(--stdin), each a JSON object with topic, table, key, and optionally action, value, version, headers.
 
-`heliograph publish TOPIC VALUE` is enough: the event is then one of the table `message`, with the topic as its key.  A
-VALUE is JSON; one that does not look like JSON is taken as a text.
+`heliograph publish TOPIC VALUE` is enough: the event then has the table `message`, and the topic as its key.  A VALUE
+is JSON; a VALUE that does not look like JSON is taken as a text.
 
-With zmq and other bind-based drivers this process is the one that subscribers connect to.  An event that is sent while
-nobody is connected is gone, so the command waits 2.5 seconds before the first event (--wait), in which subscribers that
-are already running connect, and stays 1 second after the last (--linger), in which they can ask for what they missed.
-Where a broker stands between, both are 0.  How many subscribers there are cannot be known: that is what makes
-publishing cheap.
+With zmq and other bind-based drivers subscribers connect to this process, and an event that is sent before they are
+connected is lost.  So the command waits 2.5 seconds before the first event (--wait), in which running subscribers
+connect, and stays 1 second after the last one (--linger), in which they can ask for events that they missed.  With a
+broker both are 0.  A publisher does not know its subscribers, so the command cannot tell whether an event was received.
 """
 EXAMPLES = """\
   heliograph publish tenant-7/port '{"up": true}'
@@ -46,7 +45,7 @@ EXAMPLES = """\
 """
 
 BIND_BASED_WAIT_S = 2.5
-"""Longer than the longest pause that drivers make, by default, between two attempts to connect."""
+"""Longer than the longest default pause of a driver between two attempts to connect."""
 BIND_BASED_LINGER_S = 1.0
 LINE_CHARACTERS_MAX = 64 * 1024 * 1024
 _FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "timestamp", "headers"})
@@ -57,7 +56,7 @@ _JSON_WORDS = frozenset({"true", "false", "null", "NaN", "Infinity"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    event = parser.add_argument_group("the event (with --stdin: what a line does not say)")
+    event = parser.add_argument_group("the event (with --stdin: defaults for the lines)")
     parser.add_argument("short_topic", metavar="TOPIC", nargs="?", help="the same as --topic")
     parser.add_argument("short_value", metavar="VALUE", nargs="?", help="the same as --value, or a text")
     event.add_argument("--topic", help="levels separated by /, as in tenant-7/port")
@@ -81,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--linger", metavar="TIME", type=options.seconds, help="how long to stay after the last event")
     many.add_argument(
         "--flush-timeout", metavar="TIME", type=options.seconds, default=10.0,
-        help="how long handing the events to the transport may take at the end (default: 10s)",
+        help="how long to wait until the transport has taken all events (default: 10s)",
     )  # fmt: skip
     many.add_argument("--name", default="", help="the publisher's stable name (default: host and program)")
     options.add_session(parser)
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         is_bind_based = session.capabilities.bind_based
         publisher = session.publisher(name=args.name)
         if args.bus and args.bus.startswith("memory:"):
-            note("a bus in memory ends at this process: nobody else can hear these events")
+            note("a bus in memory ends at this process: no other process receives these events")
         time.sleep(_pause_s(args.wait, BIND_BASED_WAIT_S, is_bind_based))
         start = time.monotonic()
         try:
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         sent = publisher.statistics()
     if sent.send_failures:
         note(f"the transport refused {counted(sent.send_failures, 'frame')} meanwhile: subscribers "
-             "that missed events could ask for them only until now")  # fmt: skip
+             "could ask for these events only until this command ended")  # fmt: skip
     rate = f", {sent.events / elapsed_s:,.0f}/s" if sent.events > 1 else ""
     what = counted(sent.events, "event")
     output.result(
@@ -129,15 +128,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _before_failure(events: int, refusals: int) -> str:
-    """What is known of events that were accepted before an error."""
+    """A line about the events that were accepted before an error."""
     if refusals:
-        return (f"{counted(events, 'event')} accepted here, and none is known to have reached anybody: the transport "
+        return (f"{counted(events, 'event')} accepted here, and perhaps none reached a subscriber: the transport "
                 f"refused {counted(refusals, 'frame')}")  # fmt: skip
     return f"{counted(events, 'event')} published before this:"
 
 
 def _take_short_form(args: argparse.Namespace) -> None:
-    """Make ``TOPIC VALUE`` what ``--topic`` and the others would say.  Raises UsageError when both say something."""
+    """Set ``--topic``, ``--table``, ``--key`` and ``--value`` from ``TOPIC VALUE``.  Raises UsageError when one of
+    them is given twice."""
     for name, short in (("topic", args.short_topic), ("value", args.short_value)):
         if short is not None and getattr(args, name) is not None:
             raise UsageError(f"the {name} is given twice, as {short!r} and with --{name}")
@@ -152,14 +152,14 @@ def _take_short_form(args: argparse.Namespace) -> None:
         args.value = args.short_value if is_json else json.dumps(args.short_value)
 
 
-def _pause_s(asked_for: float | None, default: float, is_bind_based: bool) -> float:
-    if asked_for is not None:
-        return asked_for
-    return default if is_bind_based else 0.0
+def _pause_s(given_s: float | None, default_s: float, is_bind_based: bool) -> float:
+    if given_s is not None:
+        return given_s
+    return default_s if is_bind_based else 0.0
 
 
 def _send(publisher: Publisher, events: Iterable[Event], args: argparse.Namespace) -> None:
-    """Send them all.  An event that the publisher refuses is named by its number."""
+    """Send all events.  Raises UsageError with the number of an event that the publisher refuses."""
     with Progress("published", args.repeat) as progress:
         for number, event in enumerate(_paced(events, args.rate) if args.rate else events, 1):
             try:
@@ -171,7 +171,7 @@ def _send(publisher: Publisher, events: Iterable[Event], args: argparse.Namespac
 
 
 def _paced(events: Iterable[Event], rate: float) -> Iterator[Event]:
-    """The events, each not before its time.  One that is late does not delay those after it."""
+    """The events, each not before its time.  An event that is late does not delay the events after it."""
     start = time.monotonic()
     for number, event in enumerate(events):
         early_s = start + number / rate - time.monotonic()
@@ -181,7 +181,7 @@ def _paced(events: Iterable[Event], rate: float) -> Iterator[Event]:
 
 
 def _events(args: argparse.Namespace) -> Iterator[Event]:
-    """What to send.  Raises UsageError at once when the arguments do not make an event."""
+    """The events to send.  Raises UsageError at once when the arguments do not make an event."""
     if args.stdin:
         if args.repeat != 1:
             raise UsageError("--repeat repeats the event of the arguments; it does not go with --stdin")
@@ -190,15 +190,11 @@ def _events(args: argparse.Namespace) -> Iterator[Event]:
     if missing:
         raise UsageError(f"an event needs {', '.join(missing)} (or --stdin)")
     value = _json_value("null" if args.value is None else args.value, "--value")
-    _check(next(_from_arguments(args, value)))
+    # What the publisher would refuse is refused before an address is bound or a server is asked.
+    first = next(_from_arguments(args, value))
+    check_topic(first.topic)
+    encode_event(first, 1)
     return _from_arguments(args, value)
-
-
-def _check(event: Event) -> None:
-    """Refuse what the publisher would refuse, before an address is taken or a server asked.  Raises InvalidEvent,
-    InvalidTopic."""
-    check_topic(event.topic)
-    encode_event(event, 1)
 
 
 def _from_arguments(args: argparse.Namespace, value: object) -> Iterator[Event]:
@@ -231,7 +227,8 @@ def _from_lines(args: argparse.Namespace) -> Iterator[Event]:
 
 
 def _from_line(line: str, where: str, defaults: dict[str, Any]) -> Event:
-    """Raises InvalidEvent for what is no JSON object with the fields of an event.  The publisher checks their types."""
+    """The event of a line.  Raises InvalidEvent unless it is a JSON object with the fields of an event.  The publisher
+    checks their types."""
     fields = _json_value(line, where)
     if not isinstance(fields, dict):
         raise InvalidEvent(f"{where}: an event is a JSON object, not {type(fields).__name__}")

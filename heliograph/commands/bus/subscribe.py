@@ -1,4 +1,4 @@
-"""``heliograph subscribe``: print events as they come, and every loss in its place between them."""
+"""``heliograph subscribe``: print events as they arrive, and every loss in its place between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.opening.hosts import explained
+from heliograph.opening.hosts import resolution_hint
 from heliograph.output import Output, clock_text, compact, event_record, note
 from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.core.topics import check_filter
@@ -24,12 +24,11 @@ Print the events of topics, in order, until --count or --timeout is reached or C
 
 A FILTER is a topic, with + for any one level and # at the end for the rest: tenant-7/#, +/port.  Quote it.
 
-What cannot be delivered is said: a line that begins with `resync` stands where events are missing, or where it is not
-known whether any are.  A program would read the database again there.  The first one, `initial`, says that the
-subscription is in effect.
+A line that begins with `resync` stands where events are missing, or where some may be missing.  A program reads the
+database again there.  The first one, `initial`, says that the subscription is in effect.
 
-With --count, exit code 1 means that fewer events than that came before the time-out; 3 means that no publisher or
-server could be reached at all.
+With --count, exit code 1 means that fewer events came before the time-out; 3 means that no publisher or server was
+reached at all.
 """
 EXAMPLES = """\
   heliograph subscribe 'tenant-7/#'
@@ -38,8 +37,8 @@ EXAMPLES = """\
   heliograph subscribe --config-file /etc/heliograph.conf '+/port' --statistics
 """
 
-_PATIENCE_S = 3.0
-"""A person is told after this long that nothing was reached yet."""
+_FIRST_NOTE_S = 3.0
+"""After this long the command notes that no publisher or server was reached yet."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +74,9 @@ def _durability(text: str) -> Durability:
 
 
 class Printer:
-    """Prints what the subscriber's thread brings.  ``done`` is set when there were enough events, or at a failure.
+    """Prints events in the subscriber's thread.  ``done`` is set after ``count`` events, or at a failure.
 
-    Printing in that thread lets a slow reader of our output slow down the subscriber itself, whose queue is bounded.
+    Printing in that thread makes a slow reader of the output slow down the subscriber, whose queue is bounded.
     """
 
     def __init__(self, output: Output, count: int | None) -> None:
@@ -117,18 +116,21 @@ class Printer:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """The output has no reader any more, or the disk is full: the main thread raises it."""
+        """Keep the error, such as a broken pipe or a full disk, for the main thread, which raises it."""
         self.failure = self.failure or error
         self.done.set()
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises WaitTimeout when the time is over and the subscription was never in effect."""
+    """Raises UsageError; WaitTimeout when the subscription was not in effect before the time-out."""
     from pubsub_api.subscribing.scheme import scheme_of
 
     printer = Printer(output, args.count)
-    if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
-        raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")
+    if scheme_of(args.filters) is not None:  # it would take work of the group without doing it
+        raise UsageError(
+            f"{args.filters[0]}: this command only prints events; a member of a group must be a program that handles "
+            "them"
+        )
     for topic_filter in args.filters:
         check_filter(topic_filter)
     with options.open_session(args) as session:
@@ -150,8 +152,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise printer.failure
     if not is_reached:
         raise WaitTimeout(
-            f"no publisher or server was reached within {args.timeout:g} s{explained(addresses)}; heliograph doctor "
-            "looks into it"
+            f"no publisher or server was reached within {args.timeout:g} s{resolution_hint(addresses)}; "
+            "`heliograph doctor` may find the reason"
         )
     if args.count is not None and printer.printed < args.count:
         note(f"heliograph subscribe: {printer.printed} of {args.count} events came within {args.timeout} s")
@@ -166,13 +168,13 @@ def _addresses(session: Session) -> list[str]:
 
 
 def _wait(printer: Printer, subscriber: Subscriber, timeout_s: float | None, addresses: list[str]) -> bool:
-    """Wait until the printer is done or the time is over.  False when the subscription was never in effect."""
+    """Wait until the printer is done or the time is over.  Returns False when the subscription was never in effect."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    is_done = printer.done.wait(min(_PATIENCE_S, deadline - time.monotonic()))
+    is_done = printer.done.wait(min(_FIRST_NOTE_S, deadline - time.monotonic()))
     if not is_done and not _is_ready(subscriber) and time.monotonic() < deadline:
-        note(f"no publisher or server was reached yet{explained(addresses)}; still trying")
+        note(f"no publisher or server was reached yet{resolution_hint(addresses)}; still trying")
     if not is_done and subscriber.wait_for_historical_data(timeout_s=0.0) is not HistoryOutcome.COMPLETE:
-        note("no complete history yet; heliograph durability status tells who keeps it")
+        note("no complete history yet; `heliograph durability status` lists the services that keep it")
     while not is_done and (left_s := deadline - time.monotonic()) > 0:
         is_done = printer.done.wait(min(left_s, threading.TIMEOUT_MAX))
     return is_done or _is_ready(subscriber)

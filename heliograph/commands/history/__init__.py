@@ -1,1 +1,1 @@
-"""Commands for what was published before: logs, groups of consumers, durability services, jobs on Spark."""
+"""Commands for past events: logs, groups of consumers, durability services, jobs on Spark."""

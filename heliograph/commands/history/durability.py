@@ -1,4 +1,4 @@
-"""``heliograph durability``: ask durability services, read history, delete it, have snapshots made."""
+"""``heliograph durability``: ask durability services, read and delete history, make snapshots and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
 from heliograph.opening.databases import add_db
-from heliograph.opening.hosts import explained
+from heliograph.opening.hosts import resolution_hint
 from heliograph.output import Output, compact, event_record, note
-from heliograph.terminal.asking import may_go_on
+from heliograph.terminal.confirming import is_confirmed
 from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ DESCRIPTION = """\
 Ask the durability services of a domain.
 
   status      name-spaces, masters, epochs, completeness, conflicts and peers; exit code 1 if something is wrong
-  history     print what is kept of topics; exit code 1 when no complete set could be read
-  delete      delete the history of topics, in all services, for good
-  snapshot    have a service write the sets of topics to its snapshot directory
-  checkpoint  compare services with a database and publish what they lack, so that controllers can resync from them
+  history     print the history of topics; exit code 1 when no complete set could be read
+  delete      delete the history of topics in all services; it cannot be undone
+  snapshot    make a service write the history of topics to its snapshot directory
+  checkpoint  publish what services lack compared with a database, so that controllers can resync from them
 
 Delete and snapshot need the [durability] admin_key of the services.
 With zmq and other bind-based drivers --service names the addresses of services.
@@ -58,13 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="a service to ask, on a bind-based driver; may be repeated (default: [durability] fellows)",
         )  # fmt: skip
         verb.add_argument(
-            "--timeout", metavar="TIME", type=options.seconds, default=10.0, help="wait at most so long (default: 10s)"
+            "--timeout",
+            metavar="TIME",
+            type=options.seconds,
+            default=10.0,
+            help="wait at most this long (default: 10s)",
         )
         if name == "checkpoint":
             add_db(verb)
             verb.add_argument(
                 "--every", metavar="TIME", type=options.seconds, default=0.0,
-                help="go on, and make one so often; what goes wrong is said and tried again (default: one)",
+                help="make a checkpoint again and again, with this pause; log failures and go on (default: one)",
             )  # fmt: skip
         if name == "delete":
             options.add_confirmation(verb)
@@ -105,21 +109,21 @@ def _status(client: DurabilityClient, args: argparse.Namespace, output: Output) 
             ["service", "role", "name-space", "state", "master", "epoch", "samples", "lag", "trouble"],
             [row for service in services for row in _rows(service)],
         )
-    for line in clashes(services):
+    for line in find_clashes(services):
         note(line)
     is_complete = all(space.is_complete for service in services for space in service.name_spaces)
-    is_well = is_complete and not any(map(trouble_of, services)) and not clashes(services)
+    is_well = is_complete and not any(map(problems_of, services)) and not find_clashes(services)
     return exits.OK if is_well else exits.FAILED
 
 
-def trouble_of(service: ServiceStatus) -> list[str]:
+def problems_of(service: ServiceStatus) -> list[str]:
     """What is wrong with a service, or between it and others."""
     peers = [one for one in service.peers if one.incompatibility or one.is_one_way]
-    return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'hears us not'}" for one in peers)]
+    return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'does not hear us'}" for one in peers)]
 
 
-def clashes(services: Sequence[ServiceStatus]) -> list[str]:
-    """What is seen only when the answers of all are held against each other."""
+def find_clashes(services: Sequence[ServiceStatus]) -> list[str]:
+    """Problems that only a comparison of all services shows: names used twice, and several masters of one role."""
     names = Counter(service.node for service in services)
     found = [f"{count} services are named {name}" for name, count in sorted(names.items()) if count > 1]
     masters: dict[tuple[str, str], set[str]] = {}
@@ -134,7 +138,7 @@ def clashes(services: Sequence[ServiceStatus]) -> list[str]:
 
 
 def _rows(service: ServiceStatus) -> Iterator[list[str]]:
-    trouble = trouble_of(service)
+    trouble = problems_of(service)
     for space in service.name_spaces:
         yield [
             service.node,
@@ -159,7 +163,7 @@ def _plain(service: ServiceStatus) -> dict[str, Any]:
 def _no_service(args: argparse.Namespace) -> NoReturn:
     from durability_service.errors import NoService
 
-    raise NoService(f"no durability service answered within {args.timeout:g} s{explained(args.service)}")
+    raise NoService(f"no durability service answered within {args.timeout:g} s{resolution_hint(args.service)}")
 
 
 def _history(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
@@ -183,7 +187,7 @@ def _delete(client: DurabilityClient, args: argparse.Namespace, output: Output) 
     if not args.yes:
         _, samples = client.history(args.topics, timeout_s=args.timeout)
         what = f"delete the history of {topics}, {len(samples):,} samples now, in all services"
-        if not may_go_on(args, output, what):
+        if not is_confirmed(args, output, what):
             return exits.OK if args.dry_run else exits.FAILED
     client.delete_historical_data(args.topics, timeout_s=args.timeout)
     output.result({"deleted": topics}, f"deleted: {topics}")
@@ -211,7 +215,7 @@ def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Outp
                 except HeliographError as error:
                     if error.fault != "environment":
                         raise
-                    LOG.warning("No checkpoint this time: %s", error)
+                    LOG.warning("This checkpoint failed, the next one follows in %g s: %s", args.every, error)
                 output.flush()
                 time.sleep(args.every)
         except KeyboardInterrupt:

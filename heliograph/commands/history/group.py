@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.metrics import add_telling, group_numbers, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, counted, event_record
-from heliograph.terminal.asking import may_go_on
+from heliograph.process_report import add_process_report, group_numbers, log_numbers, reporting_process
+from heliograph.terminal.confirming import is_confirmed
+from heliograph.terminal.long_running import wait_until_end
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from durable_log import LogApi
     from pubsub_api.reporting import ProcessReport
     from shared_subscriptions.core.declaration import Declaration
-    from shared_subscriptions.groups import GroupView, Start
+    from shared_subscriptions.groups import GroupView, PartitionView, Start
     from shared_subscriptions.redriving import Redriven
     from spark_pipeline.reading.group_jobs import JobsView
 
@@ -30,17 +30,17 @@ Groups of consumers that share the events of a topic filter, over a durable log.
 
   declare  make a group; from now on its events are kept, also while it has no member
   list     every group, with its lag
-  show     who has which partition, lag, oldest unacknowledged event, redeliveries, why partitions moved, Spark jobs
-  pause    deliver nothing; events go on being kept
+  show     members and their partitions, lag, oldest unacknowledged event, redeliveries, moves, Spark jobs
+  pause    deliver nothing; events are still kept
   resume   end a pause or a drain
-  drain    deliver what is there now and nothing after it
+  drain    deliver the events that are there now and no later ones
   seek     go on at another place: now, earliest, a time or offsets
-  release  free the name of a Spark job whose checkpoint is gone; its next one is given what it had in work
+  release  free the name of a Spark job whose checkpoint is lost; the next job of that name gets its unfinished events
   letters  its dead letters: events that used up their attempts
   redrive  append the events of its dead letters again, so that they are delivered once more
   destroy  remove the group and its progress; the log keeps its events
   serve    lead the group and record its events from the bus, without being a member, until interrupted
-  simulate put the protocol of groups through thousands of bad days in virtual time
+  simulate check the protocol of groups in a simulated network, with thousands of seeds
 
 A program becomes a member by subscribing to $shared/NAME/FILTER or $queue/NAME/FILTER.
 """
@@ -63,7 +63,7 @@ EXAMPLES = """\
 """
 
 _LISTED_OFFSETS_MAX = 10_000
-"""Of each shard, that are looked at for each group of a list."""
+"""How many offsets of each shard are read at most for one group in a list."""
 
 PARTITION_COLUMNS = (
     "partition", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered",
@@ -131,17 +131,19 @@ def _add_letters(parser: argparse.ArgumentParser) -> None:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
     options.add_timeout(parser)
-    add_telling(parser)
+    add_process_report(parser)
     options.add_session(parser)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser)
-    parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
+    parser.add_argument(
+        "--profile", metavar="NAME", help="the same kind of faults for all seeds; an unknown name lists the profiles"
+    )
 
 
 def _start(text: str) -> Start | Moment:
-    """An argparse type."""
+    """An argparse type: the value of ``--start``."""
     if text == "now":
         return "now"
     if text == "earliest":
@@ -156,8 +158,8 @@ def _start(text: str) -> Start | Moment:
         ) from None
 
 
-def _place(start: Start | Moment, log: LogApi) -> Start:
-    """By the clock of the log's store, as the log's own times are."""
+def _start_in(log: LogApi, start: Start | Moment) -> Start:
+    """The place in the log, with a time by the clock of the log's store, which has also timed the events."""
     return start.at(log.now_ns()) if isinstance(start, Moment) else start
 
 
@@ -173,18 +175,19 @@ def _declare(args: argparse.Namespace, output: Output) -> int:
     with opened_log(args, must_exist=False) as log:
         found = groups.declare(
             log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes,
-            start=_place(args.start, log),
-            lease=config.lease_settings(conf),
+            start=_start_in(log, args.start), lease=config.lease_settings(conf),
         )  # fmt: skip
-    return _tell(output, found, "is declared")
+    return _print_declaration(output, found, "is declared")
 
 
-def _wish(change: str, what: str) -> options.Run:
+def _verb_that(change: str, outcome: str) -> options.Run:
+    """A verb that calls the function ``change`` of `groups` and prints that the group is as ``outcome`` says."""
+
     def run(args: argparse.Namespace, output: Output) -> int:
         from shared_subscriptions import groups
 
         with opened_log(args) as log:
-            return _tell(output, getattr(groups, change)(log, args.name), what)
+            return _print_declaration(output, getattr(groups, change)(log, args.name), outcome)
 
     return run
 
@@ -193,7 +196,8 @@ def _seek(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
     with opened_log(args) as log:
-        return _tell(output, groups.seek(log, args.name, _place(args.start, log)), "goes on at another place")
+        found = groups.seek(log, args.name, _start_in(log, args.start))
+    return _print_declaration(output, found, "goes on at another place")
 
 
 def _release(args: argparse.Namespace, output: Output) -> int:
@@ -203,7 +207,7 @@ def _release(args: argparse.Namespace, output: Output) -> int:
         left = group_jobs.release(log, args.name, args.job)
     output.result(
         {"name": args.name, "job": args.job, "in_work": left},
-        f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work",
+        f"the next job {args.job} of group {args.name} gets {counted(left, 'event')} that the last one left unfinished",
     )
     return exits.OK
 
@@ -228,7 +232,7 @@ def _redrive(args: argparse.Namespace, output: Output) -> int:
     with opened_log(args) as log:
         found = redriving.redrive(log, args.name, is_dry=True)
         if found.letters or found.unfit:
-            if not may_go_on(args, output, redrive_text(args.name, found)):
+            if not is_confirmed(args, output, redrive_text(args.name, found)):
                 return exits.OK if args.dry_run else exits.FAILED
             found = redriving.redrive(log, args.name, until=found.until)
     output.result(vars(found), redriven_text(args.name, found))
@@ -236,7 +240,7 @@ def _redrive(args: argparse.Namespace, output: Output) -> int:
 
 
 def redrive_text(name: str, found: Redriven) -> str:
-    """What redriving would do, from the verb on."""
+    """What redriving would do; begins with a verb."""
     others = f"; the groups {', '.join(found.others[:10])} get them once more, too" if found.others else ""
     return f"append the events of {counted(found.letters, 'dead letter')} of group {name} to the log again{others}"
 
@@ -253,21 +257,20 @@ def _destroy(args: argparse.Namespace, output: Output) -> int:
 
     with opened_log(args) as log:
         view = groups.show(log, args.name, offsets_max=_LISTED_OFFSETS_MAX)
-        lag = _lag(view.lag, is_exact=view.is_lag_exact)
-        if not may_go_on(args, output, f"destroy group {args.name} and its progress; its lag is {lag}"):
+        if not is_confirmed(args, output, f"destroy group {args.name} and its progress; its lag is {lag_text(view)}"):
             return exits.OK if args.dry_run else exits.FAILED
         groups.destroy(log, args.name)
     output.result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
     return exits.OK
 
 
-def _tell(output: Output, found: Declaration, what: str) -> int:
+def _print_declaration(output: Output, found: Declaration, outcome: str) -> int:
     record = {
         "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
         "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
         "until": list(found.until),
     }  # fmt: skip
-    line = f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}"
+    line = f"group {found.name} {outcome}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}"
     output.result(record, line)
     return exits.OK
 
@@ -282,8 +285,7 @@ def _list(args: argparse.Namespace, output: Output) -> int:
     else:
         rows = [
             (view.name, f"${view.mode}/{view.name}/{view.topic_filter}", view.wish,
-             len(view.status.members) if view.status else 0, len(view.streams),
-             _lag(view.lag, is_exact=view.is_lag_exact))
+             len(view.status.members) if view.status else 0, len(view.streams), lag_text(view))
             for view in views
         ]  # fmt: skip
         output.table("groups", ("name", "subscribe to", "state", "members", "partitions", "lag"), rows)
@@ -299,7 +301,7 @@ def _show(args: argparse.Namespace, output: Output) -> int:
     if output.is_json:
         output.record({**_record(view), "jobs": jobs if jobs.jobs else None})
     else:
-        _print(output, view)
+        _print_group(output, view)
         _print_jobs(output, jobs)
     return exits.OK
 
@@ -312,52 +314,51 @@ def _record(view: GroupView) -> dict[str, Any]:
     return record
 
 
-def _print(output: Output, view: GroupView) -> None:
+def _print_group(output: Output, view: GroupView) -> None:
     state = f"{view.wish}, drained" if view.is_drained else view.wish
     lanes = counted(view.lanes, "lane")
-    lag = _lag(view.lag, is_exact=view.is_lag_exact)
-    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {lag}")
+    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {lag_text(view)}")
     if view.missing:
-        output.line(f"{counted(view.missing, 'event')} of its topics are not in the log: lost, or sent before anybody "
-                    "recorded; 'heliograph log info --streams' names them", style="bold red")  # fmt: skip
+        output.line(f"{counted(view.missing, 'event')} of its topics are not in the log: lost, or sent before the "
+                    "recording began; 'heliograph log info --streams' names them", style="bold red")  # fmt: skip
     if view.expired:
-        output.line(f"retention has dropped {counted(view.expired, 'offset')} before the group could handle what was "
-                    "there: as many of its events are lost at most", style="bold red")  # fmt: skip
+        output.line(f"retention has dropped {counted(view.expired, 'offset')} that the group had not handled: at most "
+                    "as many of its events are lost", style="bold red")  # fmt: skip
     for one in view.streams:
         for first, end in one.damaged:
-            output.line(f"partition {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: they "
-                        "wait until 'heliograph log repair' repairs them or gives them up",
+            output.line(f"partition {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: it "
+                        "waits until 'heliograph log repair' repairs them or gives them up",
                         style="bold red")  # fmt: skip
     rows = [
-        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end,
-         _lag(one.lag, is_exact=one.is_lag_exact),
+        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end, lag_text(one),
          "" if one.oldest_s is None else f"{one.oldest_s:.1f} s", one.retrying, one.redelivered, one.expired)
         for one in view.streams
     ]  # fmt: skip
     output.table("partitions", PARTITION_COLUMNS, rows)
     if view.heard_s is None or view.status is None:
-        output.line("nobody has led this group yet")
+        output.line("no process has led this group yet")
         return
     if view.status.is_cut:
-        output.line("there are too many members and partitions for one record: some are not named", style="bold red")
+        output.line("there are too many members and partitions for one record: some are left out", style="bold red")
     if view.leader:
         members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
         output.table(f"members, led from {view.leader} in epoch {view.status.epoch}, heard {view.heard_s:.1f} s ago",
                      ("member", "state", "partitions"), members)  # fmt: skip
     else:
-        output.line(f"nobody leads this group: its last leader was heard {view.heard_s:.1f} s ago, and its members are "
+        output.line(f"this group has no leader: the last one was heard {view.heard_s:.1f} s ago, and its members are "
                     "not known", style="bold red")  # fmt: skip
     since_s = max(0.0, (time.time_ns() - view.status.reported_ns) / 1e9)
     moves = [
-        (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
+        (one.stream, one.source or "none", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
         for one in reversed(view.status.moves[-10:])
     ]
     output.table("last moves", ("partition", "from", "to", "because", "when"), moves)
     output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
 
 
-def _lag(lag: int, *, is_exact: bool) -> str:
-    return str(lag) if is_exact else f"at most {lag}"
+def lag_text(one: GroupView | PartitionView) -> str:
+    """The lag of a group or of one of its partitions, for people."""
+    return f"{one.lag:,}" if one.is_lag_exact else f"at most {one.lag:,}"
 
 
 def _print_jobs(output: Output, view: JobsView) -> None:
@@ -374,7 +375,7 @@ def _serve(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions.leading.serving import GroupService
 
     if args.bus is None and not args.config_file:
-        raise UsageError("name the bus whose events are recorded, with --bus or --config-file")
+        raise UsageError("name the bus whose events the group records, with --bus or --config-file")
     with (
         options.open_session(args) as session,
         contextlib.closing(durable_log.open(args.log, conf=session.conf, must_exist=True)) as log,
@@ -390,11 +391,10 @@ def _serve(args: argparse.Namespace, output: Output) -> int:
             report.add_session(session, name="group")
             return report
 
-        with GroupService(session, log, args.name) as service, told(args, process_report):
-            _tell(output, found, "is served; Ctrl-C ends it")
+        with GroupService(session, log, args.name) as service, reporting_process(args, process_report):
+            _print_declaration(output, found, "is served; Ctrl-C ends it")
             output.flush()
-            with contextlib.suppress(KeyboardInterrupt):  # its normal end
-                threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+            wait_until_end(args)
             if output.is_json:
                 output.record({"is_leading": service.is_leading, "recorded": service.statistics()})
     return exits.OK
@@ -432,9 +432,9 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]]
     "declare": (_add_declare, _declare),
     "list": (options.add_config_file, _list),
     "show": (_add_name, _show),
-    "pause": (_add_name, _wish("pause", "is paused")),
-    "resume": (_add_name, _wish("resume", "is active")),
-    "drain": (_add_name, _wish("drain", "is draining")),
+    "pause": (_add_name, _verb_that("pause", "is paused")),
+    "resume": (_add_name, _verb_that("resume", "is active")),
+    "drain": (_add_name, _verb_that("drain", "is draining")),
     "seek": (_add_seek, _seek),
     "release": (_add_release, _release),
     "letters": (_add_letters, _letters),

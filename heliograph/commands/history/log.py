@@ -1,4 +1,4 @@
-"""``heliograph log``: look at a durable log, record into it, and take care of it."""
+"""``heliograph log``: read a durable log, record into it, and maintain it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from heliograph.logs.reading import (
     segmented,
     shards_of,
 )
-from heliograph.metrics import add_telling, log_numbers, told
 from heliograph.opening.logs import add_log, opened_log
 from heliograph.output import Output, counted
+from heliograph.process_report import add_process_report, log_numbers, reporting_process
+from heliograph.terminal.long_running import add_counters, print_counters_until_end
 from heliograph.terminal.progress import progress_of
-from heliograph.terminal.reporting import add_report, report_until_end
 from heliograph.units import Moment
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
-A durable log keeps what was published: every frame in a shard, every event with an offset in it.
+A durable log keeps published events: every topic in one of its shards, every event with an offset in its shard.
 
-  record      append what passes on the bus, and seal and drop what is due, until it is interrupted
-  info        where the shards stand, how large and how old it is, what consumers have not done yet
+  record      append events from the bus, seal old ones and drop expired ones, until it is interrupted
+  info        state of the shards, size and age of the log, lag of its consumers
   tail        print events, the newest or from an offset or a time on, of some topics or of one object
   export      write events to a file, as JSON lines or Parquet
-  import      append the events of such a file; what the log has already is left out
-  set-shards  give it more shards, so that more readers can work side by side; each topic keeps its order
-  seal        turn what is not sealed into Parquet segments now
+  import      append the events of such a file, except those that the log has already
+  set-shards  add shards, so that more readers can work side by side; each topic keeps its order
+  seal        write all events that are not sealed yet into Parquet segments now
   trim        drop everything before an offset of a shard, or before a time
-  verify      read everything and check it; exit code 1 when something is wrong
+  verify      read and check everything; exit code 1 when something is wrong
   repair      list the sealed files again after the store was lost, or restored from an older copy
 
 --log names the log, as in sqlite:///dir/log.db, redis://127.0.0.1:6379/0 or postgresql://user@host/database; without
-it, [log] url does.
+--log, [log] url does.
 """
 EXAMPLES = """\
   heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
@@ -77,29 +77,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to record, as in 'tenant-7/#'")
-    add_report(parser)
-    add_telling(parser)
-    parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop anything")
+    add_counters(parser)
+    add_process_report(parser)
+    parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop events")
     options.add_session(parser)
 
 
 def _add_trim(parser: argparse.ArgumentParser) -> None:
     add_shard(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop what is before this offset")
+    what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop events before this offset")
     what.add_argument(
         "--older-than", metavar="TIME", type=Moment,
-        help="drop what came before 2026-11-16T10:00 (UTC), or longer than 7d ago",
+        help="drop events from before a time, as in 2026-11-16T10:00 (UTC) or 7d (ago)",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be dropped")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be dropped")
 
 
 def _add_repair(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    what.add_argument("--dry-run", action="store_true", help="only print what would be done")
     what.add_argument(
         "--give-up-damaged", action="store_true",
-        help="leave out frames and sealed files that are damaged or missing, keep the rest: what they held is lost, "
+        help="leave out frames and sealed files that are damaged or missing, and keep the rest: their events are lost, "
              "and 'verify' names their offsets from then on",
     )  # fmt: skip
 
@@ -135,12 +135,12 @@ def _record(args: argparse.Namespace, output: Output) -> int:
                 report.add("log_maintenance", lambda: maintainer.statistics)
             return report
 
-        stack.enter_context(told(args, process_report))
+        stack.enter_context(reporting_process(args, process_report))
 
         def counters() -> dict[str, object]:
             return vars(recorder.statistics()) | (vars(maintainer.statistics) if maintainer else {})
 
-        report_until_end(output, args, counters, failures)
+        print_counters_until_end(output, args, counters, failures)
     return exits.OK
 
 
@@ -149,7 +149,7 @@ def _record(args: argparse.Namespace, output: Output) -> int:
 
 def _add_set_shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "shards", metavar="N", type=options.positive_int, help="how many there shall be: a multiple of what there is"
+        "shards", metavar="N", type=options.positive_int, help="the new number of shards: a multiple of the old one"
     )
 
 
@@ -172,7 +172,10 @@ def _seal(args: argparse.Namespace, output: Output) -> int:
 def seal(
     log: LogApi, shards: Iterable[int], *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> tuple[dict[str, Any], str]:
-    """Seal now what is not sealed.  What was done, for scripts and for people.  Raises UsageError, LogError."""
+    """Seal all unsealed events of the shards.  Returns what was done, for scripts and for people.
+
+    Blocks.  Raises UsageError, LogError.
+    """
     from durable_log.segments.sealing import Sealer
 
     sealer, made = Sealer(segmented(log)), list["Segment"]()
@@ -226,7 +229,7 @@ def _verify(args: argparse.Namespace, output: Output) -> int:
         for hole in found.given_up:
             output.line(hole)
         for path in found.unlisted:
-            output.line(f"{path} is not in the manifest: nobody reads it, and nobody removes it")
+            output.line(f"{path} is not in the manifest: it is neither read nor removed")
     return exits.FAILED if found.problems else exits.OK
 
 
@@ -252,13 +255,13 @@ def _repair(args: argparse.Namespace, output: Output) -> int:
                 f"{counted(found.events, 'event')}; the manifest has {counted(found.listed, 'segment')}")  # fmt: skip
     if found.moved:
         does = "would append" if args.dry_run else "appended"
-        output.line(f"{does} {counted(found.moved, 'event')} again, behind the files: only the store had them, at "
-                    "offsets that the files have")  # fmt: skip
+        output.line(f"{does} {counted(found.moved, 'event')} again, behind the events of the files: only the store had "
+                    "them, at offsets that files use for other events")  # fmt: skip
     if found.given_up:
-        output.line(f"gave up {counted(found.given_up, 'offset')} of what was damaged")
+        output.line(f"gave up {counted(found.given_up, 'offset')} that were damaged")
     if found.identity != found.former_identity:
-        output.line(f"the log is {found.identity} now, no longer {found.former_identity}: what remembers offsets of it "
-                    "has to begin anew")  # fmt: skip
+        output.line(f"the identity of the log is {found.identity} now, no longer {found.former_identity}: programs "
+                    "that remember offsets of it must begin anew")  # fmt: skip
     return exits.OK
 
 

@@ -1,4 +1,4 @@
-"""``heliograph pipeline``: jobs over everything that was ever published, on Spark."""
+"""``heliograph pipeline``: jobs on Spark over all recorded events."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from heliograph import options
 from heliograph.pipeline import audit, compact, heads, ingest, merge, optimize, replay, vacuum
 
 DESCRIPTION = """\
-Take in, check, compact, merge and replay what was recorded, at any size: on this machine, or on a cluster by --master.
+Ingest, check, compact, merge and replay recorded events of any size: on this machine, or on a cluster with --master.
 
-Spark comes with `pip install 'heliograph[spark]'`, and a Java for it when the machine has none.
+`pip install 'heliograph[spark]'` installs Spark, and a Java for it when the machine has none.
 """
 EXAMPLES = """\
   heliograph pipeline ingest --log sqlite:///var/log.db --lake /data/events

@@ -1,4 +1,4 @@
-"""``heliograph controller``: follow objects as a controller does, and print what changes."""
+"""``heliograph controller``: follow objects as a controller does, and print their changes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from heliograph import exits, options
-from heliograph.metrics import add_telling, told
 from heliograph.opening.databases import add_database, object_line, object_record, open_nb
-from heliograph.opening.hosts import explained
+from heliograph.opening.hosts import resolution_hint
 from heliograph.output import Output, compact, note
+from heliograph.process_report import add_process_report, reporting_process
 from pubsub_api.errors import WaitTimeout
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
-Keep a copy of the objects of some tables and topics, and print what changes in it, until --count or --timeout is
-reached or Ctrl-C is pressed.
+Keep a copy of the objects of some tables and topics, and print its changes until --count or --timeout is reached or
+Ctrl-C is pressed.
 
-First come the objects that are there, as `created`, then a line `resynced`: the copy is complete.  From then on it
-follows the bus ([pubsub] enable_df_pub_sub, or --bus) or, without one, the database's own feed.  Whatever is lost on
-the way is found and read again; what that changes is printed like any other change, followed by `resynced`.
+First it prints the existing objects as `created`, then a line `resynced`: the copy is complete.  From then on it
+follows the bus ([pubsub] enable_df_pub_sub, or --bus) or, without one, the database's own feed.  A loss on the way is
+detected and read again from the database; the changes found so are printed like others, followed by `resynced`.
 
-With --resync-source all objects are read from snapshot files or from durability services, where these can prove that
-they are complete, and only the changes after that from the database.
+With --resync-source it reads all objects from snapshot files or from durability services if these prove that they are
+complete, and only later changes from the database.
 
-With --count, exit code 1 means that fewer changes than that came before the time-out; 3 means that the copy was never
-complete: the database, or the bus, could not be reached.
+With --count, exit code 1 means that fewer changes came before the time-out; 3 means that the copy was never complete:
+the database or the bus could not be reached.
 """
 EXAMPLES = """\
   heliograph controller --db sqlite:///tmp/objects.db --tables port --topics 'tenant-7/#'
@@ -54,33 +54,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshot-directory",
         metavar="DIR",
-        help="for snapshot: where it is (default: [local_cache] snapshot_directory)",
+        help="the directory of the snapshot (default: [local_cache] snapshot_directory)",
     )
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes of objects")
     options.add_timeout(parser)
     parser.add_argument("--statistics", action="store_true", help="print the counters at the end")
-    add_telling(parser)
+    add_process_report(parser)
     add_database(parser)
     options.add_json(parser, 'one JSON object per change, {"created": ...} and so on; counters are {"statistics": ...}')
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises WaitTimeout when the time is over and the copy was never complete."""
+    """Raises InvalidTopic, InvalidObject, DbError; WaitTimeout when the copy was not complete before the time-out."""
     from nb_api import LocalCache
     from nb_api.core.checks import TopicSelection
     from pubsub_api.loading import build_driver
 
-    TopicSelection(args.tables, args.topics)  # told before anything is connected to
+    TopicSelection(args.tables, args.topics)  # refuses wrong arguments before anything is connected to
     given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
     cache_options = {name: value for name, value in given.items() if value is not None}
     with (
         open_nb(args, cache_options) as nb,
         LocalCache(nb, tables=args.tables, topics=args.topics) as cache,
-        told(args, lambda: _process_report(nb, cache), (cache,)),
+        reporting_process(args, lambda: _process_report(nb, cache), (cache,)),
     ):
         try:
             printed, is_complete = _follow(cache, output, args)
-            why = "" if is_complete or nb.session is None else explained(build_driver(nb.conf).listen_addresses())
+            why = "" if is_complete or nb.session is None else resolution_hint(build_driver(nb.conf).listen_addresses())
         finally:
             if args.statistics:
                 output.statistics(cache.statistics())
@@ -105,7 +105,8 @@ def _process_report(nb: NbApi, cache: LocalCache) -> ProcessReport:
 
 
 def _follow(cache: LocalCache, output: Output, args: argparse.Namespace) -> tuple[int, bool]:
-    """How many changes of objects were printed, and whether the copy was ever complete."""
+    """Print changes until the end.  Returns how many changes of objects were printed, and whether the copy was ever
+    complete."""
     from nb_api import Resynced
 
     deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
@@ -129,14 +130,13 @@ def _print(output: Output, change: CacheChange) -> None:
     kind = type(change).__name__.lower()
     if isinstance(change, Resynced):
         counts = {"created": change.created, "updated": change.updated, "deleted": change.deleted}
-        told = "" if change.is_told else "; single changes were left out"
+        remark = "" if change.is_told else "; single changes were left out"
         output.result(
             {kind: msgspec.structs.asdict(change)},
-            f"{kind} by {change.kind} ({change.reason}) at {change.revision}: {compact(counts)}{told}",
+            f"{kind} by {change.kind} ({change.reason}) at {change.revision}: {compact(counts)}{remark}",
         )
         return
-    # Of an object that is gone: as it was last, with the version of its end.
     shown = change.object
-    if isinstance(change, Deleted):
+    if isinstance(change, Deleted):  # the last value, with the version of the deletion
         shown = msgspec.structs.replace(shown, version=change.version)
     output.result({kind: object_record(shown)}, f"{kind} {object_line(shown)}")

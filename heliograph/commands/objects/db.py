@@ -1,4 +1,4 @@
-"""``heliograph db``: look at objects, change them, and watch them change."""
+"""``heliograph db``: read, change and watch objects in a database."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from nb_api import Change, NbApi
 
 DESCRIPTION = """\
-Look at the objects in a database, change them, and watch them change.
+Read, change and watch the objects in a database.
 
-It writes as every other program does: the object gets a new version, and where there is a bus ([pubsub]
-enable_df_pub_sub, or --bus), the change is published.  A change that is stored and cannot be published now stays in the
-outbox, and the sweeper publishes it; the command then says so and ends with exit code 3.
+It writes as every program does: the object gets a new version, and with a bus ([pubsub] enable_df_pub_sub, or --bus)
+the change is published.  A change that is stored but cannot be published now stays in the outbox, and the sweeper
+publishes it later; the command then says so and ends with exit code 3.
 """
 EXAMPLES = """\
   heliograph db create port p1 '{"up": false}' --topic tenant-7 --db sqlite:///tmp/objects.db
@@ -48,8 +48,8 @@ _VERBS: dict[str, tuple[str, str]] = {
     "create": ("add an object", "Add an object.  Exit code 2 when it exists.  Prints its version."),
     "set": (
         "change an object",
-        "Give an object a new value.  Exit code 2 when there is none, unless --create is given.  A value that is the "
-        "same already changes nothing and is told to nobody.",
+        "Give an object a new value.  Exit code 2 when there is none, unless --create is given.  A value equal to the "
+        "stored one changes nothing and is not published.",
     ),
     "delete": ("remove an object", "Remove an object.  Its tombstone has a version too, which is printed."),
     "watch": (
@@ -58,12 +58,12 @@ _VERBS: dict[str, tuple[str, str]] = {
     ),
     "compact": (
         "forget old changes and tombstones",
-        "Forget old changes.  A reader that has not seen them yet reads all objects instead.",
+        "Forget old changes.  A reader that has not read them yet reads all objects instead.",
     ),
     "snapshot": (
         "write the objects to files that controllers can resync from",
-        "Write all objects to a new directory, or make a snapshot of `heliograph pipeline compact` what the database "
-        "says now.  Controllers with resync_source = snapshot load it, and then read only the changes after it.",
+        "Write all objects to a new directory, or bring a snapshot of `heliograph pipeline compact` up to date with "
+        "the database.  Controllers with resync_source = snapshot load it, and then read only later changes.",
     ),
 }
 
@@ -84,20 +84,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         made[name].add_argument("key", metavar="KEY", help="which object of the table")
     for name in ("create", "set"):
         made[name].add_argument("value", metavar="JSON", help="the value")
-    made["create"].add_argument("--topic", required=True, help="which followers it concerns, as in tenant-7/port")
+    made["create"].add_argument("--topic", required=True, help="the topic of the object, as in tenant-7/port")
     made["set"].add_argument("--topic", help="move it to another topic")
     made["set"].add_argument("--create", action="store_true", help="create it when there is none; needs --topic")
     for name in ("set", "delete"):
         made[name].add_argument(
-            "--expected-version", metavar="N", type=options.natural_int, help="only when that is its version"
+            "--expected-version", metavar="N", type=options.natural_int, help="only when the object has this version"
         )
     for name in ("create", "set", "delete"):
         made[name].add_argument(
             "--flush-timeout", metavar="TIME", type=options.seconds, default=10.0,
-            help="how long publishing may take (default: 10s)",
+            help="how long to wait until the change is published (default: 10s)",
         )  # fmt: skip
     made["list"].add_argument("table", metavar="TABLE", nargs="?", help="only this table")
-    made["snapshot"].add_argument("directory", metavar="DIR", help="where the snapshot goes, or is")
+    made["snapshot"].add_argument("directory", metavar="DIR", help="the directory of the snapshot")
     _add_watch(made["watch"])
     for name in ("list", "watch"):
         made[name].add_argument("--topics", metavar="FILTER", nargs="+", help="only these, as in 'tenant-7/#'")
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long tombstones are kept (default: 1d)",
     )  # fmt: skip
     for verb in made.values():
-        options.add_trouble(verb)
+        options.add_troubleshooting(verb)
 
 
 def _add_watch(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse what can never work before anything is connected to.  Raises UsageError, InvalidTopic, InvalidObject."""
+    """Refuse wrong arguments before anything is connected to.  Raises UsageError, InvalidTopic, InvalidObject."""
     from nb_api.core.checks import TopicSelection, check_object
     from pubsub_api.core.topics import check_topic
 
@@ -139,7 +139,10 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "topic", None) is not None:
         check_topic(args.topic)
     if args.verb in ("create", "set"):
-        args.value = _value(args)
+        try:
+            args.value = options.json_value(args.value)
+        except ValueError as error:
+            raise UsageError(f"the value {args.value[:80]!r} is not JSON: {error}") from error
     if args.verb == "set" and args.create and (args.topic is None or args.expected_version is not None):
         raise UsageError("--create needs --topic, and does not go with --expected-version")
     if args.verb in ("list", "watch"):
@@ -167,7 +170,7 @@ def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 
 def _note_no_table(nb: NbApi, table: str) -> None:
-    """A table is there as long as it has objects: a mistyped one looks like an empty one, so say which there are."""
+    """A mistyped table looks like an empty one, because a table exists as long as it has objects: list the others."""
     with nb.db.snapshot() as snapshot:
         tables = sorted({found.table for found in snapshot})
     if table not in tables:
@@ -203,7 +206,7 @@ _WRITTEN = {
 
 
 def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int, what: str) -> int:
-    """Say what was stored, then see to it that it is told.  Raises WaitTimeout when it is not told yet."""
+    """Print what was stored, then wait until it is published.  Raises WaitTimeout when it is not published yet."""
     output.result(
         {"table": args.table, "key": args.key, "version": version, "result": what},
         f"{args.table}/{args.key} {_WRITTEN[what].format(version=version)}",
@@ -242,7 +245,7 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 
 def _known_revision(nb: NbApi, revision: int) -> int:
-    """Raises UsageError: only the revision that was asked for can be one that the database never had."""
+    """Raises UsageError for a revision that the database never had, or whose later changes it has forgotten."""
     from nb_api.errors import RevisionUnknown
 
     try:
@@ -264,7 +267,7 @@ def _compact(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 def _snapshot(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     from nb_api.cache.snapshot_source import load_source
 
-    load_source("snapshot")  # says what to install when a library is missing
+    load_source("snapshot")  # raises an error that names a missing library
     from nb_api.cache.snapshot_files import complete, is_complete
 
     if is_complete(args.directory):
@@ -287,14 +290,6 @@ _RUN: dict[str, Callable[[NbApi, argparse.Namespace, Output], int]] = {
     "compact": _compact,
     "snapshot": _snapshot,
 }
-
-
-def _value(args: argparse.Namespace) -> Any:
-    """Raises UsageError."""
-    try:
-        return options.json_value(args.value)
-    except ValueError as error:
-        raise UsageError(f"the value {args.value[:80]!r} is not JSON: {error}") from error
 
 
 def _change_record(change: Change) -> dict[str, Any]:

@@ -15,19 +15,18 @@ if TYPE_CHECKING:
     from nb_api import DbObject, LocalCache, ObjectDifference, Verification
 
 DESCRIPTION = """\
-Compare a copy with the database, and say what differs.
+Compare a copy with the database, and print what differs.
 
-It does what a controller does: it reads the objects of some tables and topics, follows their changes on the bus
-([pubsub] enable_df_pub_sub, or --bus) or, without one, in the database's own feed, for as long as --follow says, and
-then compares its copy with the database as of one revision, object by object, values included.  Writers go on
-meanwhile.  So it proves the whole way: writers, publishers, the bus and the cache.  For what needs longer to go wrong,
-let it follow longer.
+The command works like a controller: it reads the objects of some tables and topics, and follows their changes on the
+bus ([pubsub] enable_df_pub_sub, or --bus) or, without one, in the database's own feed, for as long as --follow says.
+Then it compares its copy with the database as of one revision, object by object, values included.  Writers go on
+meanwhile.  This checks the whole way from writers to caches; a longer --follow finds rarer faults.
 
-Controllers prove their own copies: with LocalCache.verify(), and by themselves with LocalCache(verify_interval_s=...).
-The digests that are printed are those that LocalCache.digests() gives: equal copies have equal ones.
+Controllers verify their own copies with LocalCache.verify(), or regularly with LocalCache(verify_interval_s=...).  The
+printed digests are those of LocalCache.digests(): equal copies have equal digests.
 
-exit code 0: equal.  1: something differs.  3: the database or the bus could not be reached, or the copy did not come to
-rest in time.
+exit code 0: equal.  1: something differs.  3: the database or the bus could not be reached, or the copy was behind the
+database until the time-out.
 """
 EXAMPLES = """\
   heliograph verify --db sqlite:///tmp/objects.db --tables port --topics 'tenant-7/#'
@@ -55,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises WaitTimeout, CopyUnsettled, DbError."""
+    """Raises InvalidTopic, InvalidObject, WaitTimeout, DbError."""
     from nb_api import LocalCache
     from nb_api.core.checks import TopicSelection
 
-    TopicSelection(args.tables, args.topics)  # told before anything is connected to
+    TopicSelection(args.tables, args.topics)  # refuses wrong arguments before anything is connected to
     deadline = time.monotonic() + args.timeout
     with open_nb(args) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
         cache.wait_synced(timeout_s=args.timeout)
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             time.sleep(min(args.follow, max(deadline - time.monotonic(), 0.0)))
         found = _verify(cache, deadline)
     compared = {proof.table for proof in found.tables}
-    for table in sorted(set(args.tables or ()) - compared):  # a mistyped one would be equal
+    for table in sorted(set(args.tables or ()) - compared):  # a mistyped table would count as equal
         note(f"heliograph verify: no object of a table {table!r} was compared")
     for difference in found.differences:
         _print_difference(output, difference)
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _verify(cache: LocalCache, deadline: float) -> Verification:
-    """As soon as the copy is settled."""
+    """Verify as soon as the copy is not behind.  Blocks until the deadline at most; raises WaitTimeout."""
     from nb_api.errors import CopyUnsettled
 
     while True:
@@ -86,7 +85,7 @@ def _verify(cache: LocalCache, deadline: float) -> Verification:
             return cache.verify(timeout_s=max(left_s, 0.0), is_thorough=True)
         except CopyUnsettled as error:
             if left_s <= _AGAIN_S:
-                raise WaitTimeout(f"the copy did not come to rest in time: {error}") from error
+                raise WaitTimeout(f"the copy was behind the database until the time-out: {error}") from error
         time.sleep(_AGAIN_S)
 
 

@@ -1,1 +1,1 @@
-"""Commands that run a service of a host, or ask one how it is."""
+"""Commands that run a service, or show the state of services and processes."""

@@ -1,27 +1,26 @@
-"""``heliograph console``: a web page that shows how everything is."""
+"""``heliograph console``: a web page with the state of all parts."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import threading
 
 from heliograph import exits, options
 from heliograph.opening.databases import add_db
 from heliograph.opening.logs import add_log
-from heliograph.opening.targets import VARIABLES, described
+from heliograph.opening.targets import VARIABLES, as_options
 from heliograph.output import Output
+from heliograph.terminal.long_running import wait_until_end
 
 DESCRIPTION = """\
-Serve a page on this host that shows what is wrong, which controllers are behind, deaf, silent or old, who publishes to
-whom, groups with their lag and dead letters, durability services and the log.  It changes by itself.
+Serve web pages on this host that show problems, controllers that are behind, deaf, silent or old, publishers and their
+subscribers, groups with their lag and dead letters, durability services, and the log.  The pages update by themselves.
 
-It reads and changes nothing, unless --admin-token-file names a token: then there are forms that pause, resume, drain
-and destroy groups, redrive dead letters, seal the log and forget silent members.  Each asks for the token; what was
-done is logged.
+The console only reads, unless --admin-token-file names a token: then there are forms that pause, resume, drain and
+destroy groups, redrive dead letters, seal the log and forget silent members.  Each form asks for the token; actions are
+logged.
 
-Reading needs no password, and so it listens on loopback only: from another host use ssh -L.
-What is not named is not shown: --db for members and publishers, --log for groups and the log, --bus for durability.
+Reading needs no password, so the console listens on loopback only: from another host use ssh -L.
+It shows what is named: --db for members and publishers, --log for groups and the log, --bus for durability services.
 """
 EXAMPLES = """\
   heliograph console --db postgresql://127.0.0.1/objects
@@ -34,16 +33,16 @@ DEFAULT_ADDRESS = "127.0.0.1:8890"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="[HOST:]PORT", default=DEFAULT_ADDRESS,
-        help="where the page is, on loopback (default: %(default)s); port 0 takes a free one",
+        help="where to listen, on loopback (default: %(default)s); port 0 takes a free one",
     )  # fmt: skip
     parser.add_argument("--expect", metavar="N", type=options.positive_int, help="fewer members than N are a problem")
     parser.add_argument(
         "--admin-token-file", metavar="FILE",
-        help="allow actions to a user who knows the token in this file, which only its owner can read",
+        help="allow actions with the token in this file, which only its owner may be able to read",
     )  # fmt: skip
     parser.add_argument(
         "--tail", choices=("names", "values"),
-        help="let a user who looks at the page see events as they pass on the bus: without their values, or with them",
+        help="show events as they pass on the bus: without their values, or with them",
     )  # fmt: skip
     options.add_timeout(parser)
     options.add_session(parser)
@@ -62,10 +61,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     token = read_token(args.admin_token_file) if args.admin_token_file else None
     with (
         ConsoleSources(args) as sources,
-        ConsoleServer(args.address, sources, target=described(named), token=token) as server,
+        ConsoleServer(args.address, sources, target=as_options(named), token=token) as server,
     ):
         output.result({"url": server.url}, f"the console is at {server.url}; Ctrl-C ends it")
         output.flush()
-        with contextlib.suppress(KeyboardInterrupt):  # its normal end
-            threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+        wait_until_end(args)
     return exits.OK

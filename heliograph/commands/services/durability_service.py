@@ -6,20 +6,20 @@ import argparse
 import gc
 
 from heliograph import exits, options
-from heliograph.metrics import add_telling, told
 from heliograph.output import Output
+from heliograph.process_report import add_process_report, reporting_process
 
 DESCRIPTION = """\
-Keep what was published for those who come later, and share it with the other services of the domain.
+Keep published events for subscribers that come later, and share them with the other services of the domain.
 
-What is kept of which topics, where, and what happens when two sides of a split meet, is set by [durability] and the
-groups of name-spaces and policies that it names.  Without a [durability] store everything is kept in memory only.
+[durability], and the groups of name-spaces and policies that it names, say which topics are kept, how much of them and
+where, and what happens when two sides of a split meet.  Without a [durability] store everything is kept in memory only.
 
-Where a broker or a router stands between, nothing else is needed.  With zmq and other bind-based drivers, the address
-of the configuration is where this service listens; --publisher names the publishers, --peer the other services.
+With a broker or a router nothing else is needed.  With zmq and other bind-based drivers, this service listens at the
+address of the configuration; --publisher names the publishers, --peer the other services.
 
-It runs until SIGTERM or Ctrl-C, says good-bye, writes what is left and ends with exit code 0.
-`heliograph durability status` asks how it is.
+It runs until SIGTERM or Ctrl-C, then tells its peers, writes the rest of its data and ends with exit code 0.
+`heliograph durability status` shows its state.
 """
 LOG_LEVEL = "info"
 EXAMPLES = """\
@@ -32,16 +32,16 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publisher", metavar="ADDRESS", action="append", default=[],
-        help="a publisher to listen to; may be repeated (default: those of the configuration)",
+        help="a publisher to connect to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
     parser.add_argument(
         "--peer", "--fellow", metavar="ADDRESS", action="append", default=[],
-        help="another service to listen to; may be repeated (default: [durability] fellows)",
+        help="another service to connect to; may be repeated (default: [durability] fellows)",
     )  # fmt: skip
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")
     parser.add_argument("--node", metavar="NAME", help="name of this service (default: [durability] node)")
     options.add_timeout(parser)
-    add_telling(parser)
+    add_process_report(parser)
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it serves: {"address": ..., "node": ...}')
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from durability_service.reporting import make_report
     from durability_service.service import DurabilityService
 
-    # Millions of samples make no cycles; looking through them again and again costs more than keeping them.
+    # Millions of samples form no cycles; the default thresholds would have the collector scan them again and again.
     gc.set_threshold(200_000, 50, 100)
     conf = options.read_conf(args)
     config.register(conf)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             conf.set_override(name, getattr(args, name), group=config.GROUP)
     with (
         DurabilityService(conf, publishers=args.publisher or None, peers=args.peer or None) as service,
-        told(args, lambda: make_report(service)),
+        reporting_process(args, lambda: make_report(service)),
     ):
         output.result(
             {"address": service.address, "node": service.node},

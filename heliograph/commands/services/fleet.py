@@ -1,4 +1,4 @@
-"""``heliograph fleet``: who is in the fleet, and who is behind, deaf, silent or old."""
+"""``heliograph fleet``: the processes of the fleet, and which of them are behind, deaf, silent or old."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output, counted, note
-from heliograph.terminal.asking import may_go_on
+from heliograph.terminal.confirming import is_confirmed
 from heliograph.terminal.fleet_view import (
-    EMPTY,
     LOOK_INTERVAL_S,
     add_view,
-    fitted,
-    open_reports,
+    open_fleet_db,
+    print_view,
     record,
     selected,
-    summary,
 )
 
 if TYPE_CHECKING:
@@ -26,13 +24,14 @@ if TYPE_CHECKING:
     from nb_api.fleet import FleetView
 
 DESCRIPTION = """\
-List the processes that tell of themselves in a database (--fleet of a daemon, nb_api.fleet.report in a program): name,
-state, release, how far each copy is behind, events that wait, resyncs, links.  The worst come first.
+List the processes that report to a database (--fleet of a daemon, nb_api.fleet.report in a program): name, state,
+release, how far each copy is behind, waiting events, resyncs, links.  The worst come first.
 
-No clock of a process is believed: that one is silent is seen by watching.  So this takes a few seconds, by default as
-long as the slowest of them needs to tell something twice, and at most a minute.  --watch 0 only shows what was told.
+The clocks of the processes are not trusted: the command sees that a process is silent by watching.  So it takes a few
+seconds, by default as long as the slowest process needs for two reports, and at most a minute.  --watch 0 shows the
+last reports at once.
 
-The exit code is 0 when all that are shown are ok, 1 when one is not, or there are fewer than --expect.
+The exit code is 0 when all selected processes are ok, 1 when one is not, or there are fewer than --expect.
 """
 EXAMPLES = """\
   heliograph fleet --db postgresql://127.0.0.1/objects
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forget-silent",
         action="store_true",
-        help="take those of them that are silent out of the database",
+        help="remove the reports of silent members from the database",
     )
     options.add_confirmation(parser)
     add_view(parser)
@@ -59,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises DbNotFound, DbUnavailable, NotSupported, UsageError."""
-    with contextlib.closing(open_reports(args)) as db:
-        view = watched(db, args.watch)
+    with contextlib.closing(open_fleet_db(args)) as db:
+        view = watch(db, args.watch)
         members = selected(args, view)
         missing = max(0, (args.expect or 0) - len(members))
         if args.forget_silent:
@@ -69,14 +68,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if output.is_json:
         output.record({**record(view, members, args.limit), "missing": missing})
     else:
-        _print(args, output, view)
+        print_view(output, view, members[: args.limit], len(members), shows_reasons=True)
         if missing:
             output.line(f"{counted(missing, 'member')} missing of {args.expect}", style="bold red")
     return exits.FAILED if missing or any(one.state != "ok" for one in members) else exits.OK
 
 
-def watched(db: DbApi, watch_s: float | None) -> FleetView:
-    """What is seen in that time.  None: until every member had the time to tell something that could be judged."""
+def watch(db: DbApi, watch_s: float | None) -> FleetView:
+    """The view after watching for ``watch_s``.  Without it, after a time in which every member has reported twice.
+
+    Blocks for that long.  Raises DbUnavailable.
+    """
     from nb_api.fleet import FleetObserver
     from nb_api.fleet.judging import BEHIND_S
 
@@ -84,7 +86,7 @@ def watched(db: DbApi, watch_s: float | None) -> FleetView:
     view = observer.look()
     while True:
         intervals = [one.report.interval_s for one in view.members if one.report is not None]
-        # Two intervals and a second are silence; and a change must be missing for a while.
+        # A member is silent after two intervals and a second, and behind when a change is missing for `BEHIND_S`.
         needed_s = 0.0 if not intervals else 2 * max(intervals) + BEHIND_S
         wanted_s = min(needed_s, _WATCH_S_MAX) if watch_s is None else watch_s
         if view.observed_s >= wanted_s:
@@ -93,28 +95,11 @@ def watched(db: DbApi, watch_s: float | None) -> FleetView:
         view = observer.look()
 
 
-def _print(args: argparse.Namespace, output: Output, view: FleetView) -> None:
-    members = selected(args, view)
-    if not view.members:
-        output.line(EMPTY)
-        return
-    columns, rows, left_out = fitted(members[: args.limit], output.console.width)
-    output.table("", columns, rows)
-    for one in members[: args.limit]:
-        for why in one.why:
-            output.line(
-                f"{one.name}: {why}", style="bold red" if one.state in ("silent", "deaf", "behind", "slow") else ""
-            )
-    output.line(summary(view, members))
-    if left_out:
-        output.line(left_out)
-
-
 def _forget(args: argparse.Namespace, output: Output, db: DbApi, keys: list[str]) -> None:
-    """A member that lives after all tells of itself again."""
+    """Remove the reports of these members.  A member that lives reports again."""
     if not keys:
         note("heliograph fleet: none of them is silent")
         return
-    if may_go_on(args, output, f"forget {counted(len(keys), 'member')}: {', '.join(keys[:10])}"):
+    if is_confirmed(args, output, f"forget {counted(len(keys), 'member')}: {', '.join(keys[:10])}"):
         db.forget_reports(keys)
         output.result({"forgotten": keys}, f"forgot {counted(len(keys), 'member')}")

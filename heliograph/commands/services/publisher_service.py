@@ -6,23 +6,23 @@ import argparse
 import contextlib
 
 from heliograph import exits, options
-from heliograph.metrics import add_telling, told
 from heliograph.opening import databases
 from heliograph.output import Output
+from heliograph.process_report import add_process_report, reporting_process
 
 DESCRIPTION = """\
 Publish for every worker process of this host.
 
 With zmq and other bind-based drivers one process per address can publish.  Workers send their events here, over a
 socket file that only their user may open ([pubsub] publisher_multiproc_socket), and this service publishes them all.
-Nothing is lost when it is stopped or killed: workers keep what was not acknowledged and send it to the next one, which
-also knows what its predecessor had published.
+No event is lost when it is stopped or killed: workers keep unacknowledged events and send them to the next service,
+which also knows what the last one had published.
 
-For a database (--db, or [db] url with [pubsub] enable_df_pub_sub) it also publishes what killed writers left in the
+With a database (--db, or [db] url with [pubsub] enable_df_pub_sub) it also publishes what killed writers left in the
 outbox, and enters its address into the directory of publishers.
 
-It runs until SIGTERM or Ctrl-C, takes what workers have sent until then, and says goodbye; the exit code is 0.  SIGHUP
-reads the configuration again.  `heliograph status` asks how it is.
+It runs until SIGTERM or Ctrl-C, publishes what workers have sent until then, and ends with exit code 0.  SIGHUP reads
+the configuration again.  `heliograph status` shows its state.
 """
 LOG_LEVEL = "info"
 EXAMPLES = """\
@@ -33,7 +33,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_telling(parser)
+    add_process_report(parser)
     options.add_session(parser)
     databases.add_db(parser)
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     service = PublisherService(databases.read_service_conf(args))
 
-    def say_ready() -> None:
-        parts.enter_context(told(args, lambda: reporting.make_report(service)))
+    def on_ready() -> None:
+        parts.enter_context(reporting_process(args, lambda: reporting.make_report(service)))
         report = service.report()
         output.result(
             {name: report[name] for name in ("address", "guid", "socket", "pid")},
@@ -56,5 +56,5 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.flush()
 
     with contextlib.ExitStack() as parts:
-        runner.run(service, on_ready=say_ready)
+        runner.run(service, on_ready=on_ready)
     return exits.OK

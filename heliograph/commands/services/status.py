@@ -1,8 +1,9 @@
-"""``heliograph status``: how the publisher service of this host is, and the database behind it."""
+"""``heliograph status``: the state of the publisher service of this host, and of its database."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import Any
 
 from heliograph import exits, options
@@ -11,13 +12,13 @@ from heliograph.output import Output
 from pubsub_api.errors import HeliographError, TransportUnavailable
 
 DESCRIPTION = """\
-Ask the publisher service of this host how it is.
+Show the state of the publisher service of this host.
 
-It is found through the configuration: the socket file beside [pubsub] publisher_multiproc_socket, or the port of
-[publisher_service] health_port.  With a database (--db, or [pubsub] enable_df_pub_sub) its revision and the outbox are
-shown, too; when no service answers, they are read from the database itself.
+The configuration says where it is: at the socket file beside [pubsub] publisher_multiproc_socket, or at the port
+[publisher_service] health_port.  With a database (--db, or [pubsub] enable_df_pub_sub) the command shows the database's
+revision and outbox, too; when no service answers, it reads them from the database itself.
 
-The exit code is 0 when all is well, 1 when something is not.
+The exit code is 0 without problems, 1 with one.
 """
 EXAMPLES = """\
   heliograph status --config-file /etc/heliograph/heliograph.conf
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises InvalidConfig; that nothing answers is a finding."""
+    """Raises InvalidConfig.  A service that does not answer is a problem that is printed, not an error."""
     conf = databases.read_service_conf(args)
     problems: list[str] = []
     service: dict[str, Any] | None = None
@@ -55,11 +56,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         problems.append(str(error))
     database = _look_at_database(conf, service, problems)
     if service is not None and not service["ok"]:
-        problems.append("the service says that it is not well")
+        problems.append("the service reports that it is not healthy")
     if database is not None and database.get("problem"):
         problems.append(f"the database: {database['problem']}")
     if database is not None and database.get("undone"):
-        problems.append(f"the elected service does not do all of it: {', '.join(database['undone'])} does not run")
+        problems.append(f"upkeep that does not run in the elected service: {', '.join(database['undone'])}")
     if database is not None and database.get("refused"):
         count = database["sweeper"]["refused"]
         problems.append(f"{count} changes cannot be published and stay in the outbox, {database['refused'][0]}")
@@ -74,13 +75,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def ask_service(conf: Any, timeout_s: float) -> dict[str, Any]:
-    """What the publisher service of this host tells.  Raises TransportUnavailable, HeliographError."""
+    """The report of the publisher service of this host.
+
+    Blocks for ``timeout_s`` at most.  Raises TransportUnavailable, HeliographError.
+    """
     from publisher_service import config, health, ownership
 
     config.register(conf)
     group = conf[config.GROUP]
     if group.health == "off":
-        raise TransportUnavailable("[publisher_service] health is off, so nobody can be asked")
+        raise TransportUnavailable("[publisher_service] health is off, so the service does not answer")
     if group.health == "http":
         return health.ask_http(group.health_port, timeout_s=timeout_s)
     path = ownership.beside(ownership.socket_path(conf), ownership.HEALTH_SUFFIX)
@@ -88,7 +92,7 @@ def ask_service(conf: Any, timeout_s: float) -> dict[str, Any]:
 
 
 def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[str]) -> dict[str, Any] | None:
-    """What the service knows of the database; when there is no service, what can be seen from here."""
+    """The state of the database as the service reports it; without a service, as this process reads it."""
     from publisher_service.upkeep import start
 
     if service is not None:
@@ -103,10 +107,8 @@ def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[
     except HeliographError as error:
         problems.append(f"the database: {error}")
         return None
-    try:
+    with contextlib.closing(db):
         return start.look_at(db)
-    finally:
-        db.close()
 
 
 def _print(
@@ -122,7 +124,7 @@ def _print(
         is_more = outbox is not None and outbox == database["outbox_shown_max"]
         rows = [("revision", database["revision"]), ("outbox", f"{outbox} or more" if is_more else outbox)]
         if "leader" in database:
-            rows += [("elected", "this service" if database["leader"] else f"{database['leader_name'] or 'nobody'}"),
+            rows += [("elected", "this service" if database["leader"] else database["leader_name"] or "none"),
                      ("swept", database["sweeper"]["swept"]),
                      ("watched changes published", (database["watcher"] or {}).get("published", 0))]  # fmt: skip
         output.table("database", ("what", "value"), rows)

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.commands.services.fleet import watched
+from heliograph.commands.services.fleet import watch
 from heliograph.output import Output, make_table
 from heliograph.terminal.fleet_view import (
-    EMPTY,
     LOOK_INTERVAL_S,
+    NO_MEMBERS,
     STATE_STYLES,
     add_view,
-    fitted,
-    open_reports,
+    fit_columns,
+    open_fleet_db,
+    print_view,
     record,
     selected,
     summary,
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from nb_api.fleet import FleetMember, FleetView
 
 DESCRIPTION = """\
-Show the processes that tell of themselves in a database (see `heliograph fleet`) as a table that changes in its place,
-with rates; worst first.  Ctrl-C ends it.
+Show the processes that report to a database (see `heliograph fleet`) as a table that changes in its place, with rates;
+worst first.  Ctrl-C ends it.
 
-Where standard output is no terminal, and with --json, a view is printed at every interval.  --once prints one, when all
-members had the time to tell something.  The exit code is 0.
+Without a terminal, and with --json, it prints a view at every interval.  --once prints one, after a time in which every
+member has reported.  The exit code is 0.
 """
 EXAMPLES = """\
   heliograph top --db postgresql://127.0.0.1/objects
@@ -42,7 +43,7 @@ EXAMPLES = """\
   heliograph top --once --json
 """
 _ROWS_AROUND = 6
-"""Lines of the screen that are no members."""
+"""Lines of the screen that show no member."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Raises DbNotFound, NotSupported, UsageError, and DbUnavailable at the start; later it is shown."""
-    with contextlib.closing(open_reports(args)) as db:
+    """Raises DbNotFound, NotSupported, UsageError, and at the start DbUnavailable, which is shown later on."""
+    with contextlib.closing(open_fleet_db(args)) as db:
         if args.once:
-            _print(args, output, watched(db, None))
+            _print(args, output, watch(db, None))
         elif output.is_json or not output.can_redraw:
             with contextlib.suppress(KeyboardInterrupt):
                 for view, _ in _views(args, db):
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _views(args: argparse.Namespace, db: DbApi) -> Iterator[tuple[FleetView | None, str]]:
-    """At every interval until ``--timeout``: what was seen last, and why it is not new, if it is not."""
+    """At every interval until ``--timeout``: the last view, and the problem that makes it old, or an empty string."""
     from nb_api.errors import DbUnavailable
     from nb_api.fleet import FleetObserver
 
@@ -85,7 +86,7 @@ def _views(args: argparse.Namespace, db: DbApi) -> Iterator[tuple[FleetView | No
         while (left_s := shown_at + args.interval - time.monotonic()) > 0:
             if ends_at is not None and time.monotonic() >= ends_at:
                 return
-            time.sleep(min(left_s, LOOK_INTERVAL_S))  # looks are more frequent than views: ages are as good as looks
+            time.sleep(min(left_s, LOOK_INTERVAL_S))  # looks are more frequent than views, so that ages are exact
             try:
                 view, problem = observer.look(), ""
             except DbUnavailable as error:
@@ -98,13 +99,8 @@ def _print(args: argparse.Namespace, output: Output, view: FleetView) -> None:
     members = selected(args, view)
     if output.is_json:
         output.record(record(view, members, args.limit))
-    elif not view.members:
-        output.line(EMPTY)
     else:
-        columns, rows, left_out = fitted(members[: args.limit], output.console.width)
-        output.table("", columns, rows)
-        for line in filter(None, (summary(view, members), left_out)):
-            output.line(line)
+        print_view(output, view, members[: args.limit], len(members))
 
 
 def _show(args: argparse.Namespace, output: Output, db: DbApi) -> None:
@@ -125,11 +121,11 @@ def _screen(view: FleetView, members: list[FleetMember], rows: int, problem: str
     from rich.console import Group
     from rich.text import Text
 
-    columns, fitting, left_out = fitted(members[:rows], width)
+    columns, fitting, left_out = fit_columns(members[:rows], width)
     table = make_table("", columns, fitting)
     for one, row in zip(members, table.rows, strict=False):
         row.style = STATE_STYLES.get(one.state, "bold red")
     below = "; ".join(filter(None, (f"{len(members) - rows} more" if len(members) > rows else "", left_out)))
     trouble = f"the database does not answer, this is old: {problem}" if problem else ""
-    lines = [summary(view, members), EMPTY if not view.members else "", trouble, below]
+    lines = [summary(view, len(members)), NO_MEMBERS if not view.members else "", trouble, below]
     return Group(Text(lines[0]), *(Text(line, style="bold red") for line in lines[1:3] if line), table, Text(below))

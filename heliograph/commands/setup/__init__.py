@@ -1,1 +1,1 @@
-"""Commands that make the others easier to type."""
+"""Commands that make other commands easier to type."""

@@ -9,7 +9,8 @@ from heliograph import commands, exits, options
 from heliograph.output import Output
 
 DESCRIPTION = """\
-Print a script that makes a shell complete the words of `heliograph`.  Let the shell read it when it starts.
+Print a script with which a shell completes commands, verbs and options of `heliograph`.  Have the shell read it at its
+start.
 """
 EXAMPLES = """\
   heliograph completion bash >> ~/.bashrc
@@ -17,7 +18,7 @@ EXAMPLES = """\
   heliograph completion fish > ~/.config/fish/completions/heliograph.fish
 """
 
-# The shell asks for the words that may stand where the cursor is; what it knows itself, as names of files, is its own.
+# The shell asks for the words that may stand at the cursor; it completes names of files itself.
 _SCRIPTS = {
     "bash": """\
 _heliograph() {
@@ -59,14 +60,14 @@ def run(args: argparse.Namespace, _output: Output) -> int:
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What the last of the words, which follow ``heliograph``, may become."""
+    """The completions of the last word.  ``words`` are the words behind ``heliograph``."""
     from heliograph import parsing
 
     *before, begun = words or [""]
-    called = parsing.command_in(before)
+    called = parsing.called_command(before)
     if called and called != "help" and called not in commands.SUMMARIES:
         return []
-    *_, parser = parsing.parsers_on_the_way(parsing.build_parser(only=called or "help"), before)
+    *_, parser = parsing.parser_chain(parsing.build_parser(only=called or "help"), before)
     known = list(parsing.subparsers_of(parser))
     if called in ("", "help"):
         known.append("help")

@@ -1,4 +1,4 @@
-"""``heliograph context``: names for the places that commands are used on."""
+"""``heliograph context``: names for buses, databases, logs and configurations that commands use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from heliograph.output import Output
 DESCRIPTION = """\
 Name a bus, a database, a log and configuration files once, and use them by that name.
 
-  add     make a context, or replace it; the first one is chosen for use
-  list    every context; the one in use has a star
-  use     choose the context that commands take what they need from
-  clear   use none any more
-  remove  forget a context
+  add     make a context, or replace it; the first one is put into use
+  list    list every context; the one in use has a star
+  use     put a context into use: commands take from it what their options do not name
+  clear   put no context into use
+  remove  remove a context
 
-An option wins over --context NAME, that over HELIOGRAPH_BUS, HELIOGRAPH_DB, HELIOGRAPH_LOG and HELIOGRAPH_CONFIG, and
-those win over the context in use.  A command that takes something from a context says so on standard error.
+An option wins over --context NAME, --context NAME wins over HELIOGRAPH_BUS, HELIOGRAPH_DB, HELIOGRAPH_LOG and
+HELIOGRAPH_CONFIG, and these win over the context in use.  A command that uses a context says so on standard error.
 
 Contexts are in heliograph/contexts.json under $XDG_CONFIG_HOME (~/.config), which only you can read.
 """
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         star = "*" if name == known.current else " "
         output.result(
             {"name": name, "is_current": name == known.current, **context},
-            f"{star} {name} {targets.described(context)}",
+            f"{star} {name} {targets.as_options(context)}",
         )
     if not known.contexts:
         output.flush()
@@ -114,4 +114,4 @@ def _refuse(problem: str) -> NoReturn:
 
 
 _VERBS = {"add": _add, "list": _list, "use": _use, "clear": _clear, "remove": _remove}
-"""Each changes what is known, and returns whether it did."""
+"""Each changes the contexts, and returns whether it has changed any."""

@@ -1,1 +1,1 @@
-"""Commands that show, check or measure the product itself."""
+"""Commands that demonstrate, check or measure the product itself."""

@@ -26,7 +26,7 @@ class NoCheckout(HeliographError):
 
 
 def make_parser(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    # No options and no help of its own: every argument, --help too, is for the benchmarks.
+    # No options and no help of its own: all arguments, --help too, go to the benchmarks.
     parser = subparsers.add_parser("bench", help=commands.SUMMARIES["bench"], add_help=False, allow_abbrev=False)
     parser.description = DESCRIPTION
     parser.set_defaults(run=run, passed_on=[], verbose=False, debug=False, log_level="warning", log_format="text")

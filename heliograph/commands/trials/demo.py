@@ -1,4 +1,4 @@
-"""``heliograph demo``: see it work, under faults, with a proof at the end."""
+"""``heliograph demo``: the product at work under faults, with a proof at the end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverDependencyMissing
 
 DESCRIPTION = """\
-Show the main job. Nothing needs to be set up.
+Show the main job.  Nothing needs to be set up.
 
-Forked writer processes change objects in an embedded database. A publisher service publishes the changes, and
-controller processes keep a local copy of the objects. On the way 5% of all frames get lost, one controller is frozen
-and resumed, a writer is killed, and the publisher service is killed and restarted. At the end every copy is compared
-with the database, object by object. The exit code is 0 only when all of them are equal.
+Forked writer processes change objects in an embedded database.  A publisher service publishes the changes, and
+controller processes keep a local copy of the objects.  On the way 5% of all frames get lost, one controller is frozen
+and resumed, a writer is killed, and the publisher service is killed and restarted.  At the end every copy is compared
+with the database, object by object.  The exit code is 0 only when all of them are equal.
 
-With drivers that connect to something shared (redis, zenoh) the writers publish directly, and there is no service to
-kill. Times are shorter than the defaults (max_idle_time is 1 second instead of 5), to keep the end short.
+With drivers on a shared server (redis, zenoh) the writers publish directly, and there is no service to kill.  Times are
+shorter than the defaults (max_idle_time is 1 second instead of 5), to keep the end short.
 """
 LOG_LEVEL = "error"
 EXAMPLES = """\
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_bus(bus, "driver and server, as in redis://127.0.0.1:6379/0")
     how = parser.add_mutually_exclusive_group()
     options.add_json(how, "the outcome as one JSON object")
-    how.add_argument("--svg", metavar="FILE", type=pathlib.Path, help="keep what was shown as a picture, too")
+    how.add_argument("--svg", metavar="FILE", type=pathlib.Path, help="save what is shown as a picture, too")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Choose driver and address.  Without pyzmq the default becomes the memory driver, and that is said."""
+    """Choose driver and address.  Without pyzmq the default is the memory driver, with a note."""
     driver = args.bus.partition("://")[0] if args.bus else args.driver
     try:
         loading.load_driver(driver)
@@ -103,7 +103,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _default_url(driver: str) -> str:
-    """Where the driver is at home on this machine: a port that the system chooses, or the usual one of its server."""
+    """The driver on this machine: at a port that the system chooses, or at the usual port of its server."""
     if driver == "memory":
         return MEMORY_URL
     is_bind_based = loading.build_driver(new_conf(), driver).capabilities.bind_based
@@ -111,7 +111,7 @@ def _default_url(driver: str) -> str:
 
 
 def check_server(plan: Plan) -> None:
-    """Say early that there is no server.  Raises WaitTimeout."""
+    """Fail early when there is no server.  Raises WaitTimeout."""
     if not plan.is_bind_based and not plan.in_threads:
         with pubsub_api.open(plan.url) as session:
             session.subscriber([FILTER], lambda _event: None).wait_ready(timeout_s=SERVER_TIMEOUT_S)

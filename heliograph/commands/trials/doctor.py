@@ -1,4 +1,4 @@
-"""``heliograph doctor``: look at everything a bus needs, and say how to fix what is wrong."""
+"""``heliograph doctor``: check everything that a bus needs, and print how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from heliograph.opening.logs import add_log
 from heliograph.output import STATUS_STYLES, Output
 
 DESCRIPTION = """\
-Look at Python, libraries, limits and clock, at Spark and its Java where jobs run, at configuration, driver, address or
-server, and send a real event through the selected driver.  A durable log is looked at when --log or [log] url names
-one: whether its server answers, and keeps what it is told.  What is wrong is listed with how to fix it.
+Check Python, libraries, limits and the clock; Spark and its Java, where installed; the configuration, the driver, its
+address or server; and send a real event through the selected driver.  With --log or [log] url also check whether the
+server of the durable log answers and keeps data safely.  Each problem is printed with the way to fix it.
 
-A running system is not disturbed: an address is probed without listening on it, the test event goes through a free port
-of this host, or through the configured server under a topic of its own.
+A running system is not disturbed: an address is probed without listening on it, and the test event goes through a free
+port of this host, or through the configured server under a topic of its own.
 
-A warning is something that may be meant so.  The exit code is 1 when something failed, which means: it cannot work.
+A warning may be intended.  The exit code is 1 when a check failed, which means that the bus cannot work so.
 """
 LOG_LEVEL = "error"
 EXAMPLES = """\
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="TIME", type=options.seconds, default=5.0,
         help="how long to wait for a server, a publisher or an event (default: 5s)",
     )  # fmt: skip
-    add_log(parser, "look at this durable log too, as in redis://127.0.0.1:6379/0")
+    add_log(parser, "a durable log to check, as in redis://127.0.0.1:6379/0")
     options.add_session(parser)
     options.add_json(parser, "one JSON object with all findings")
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _show(output: Output, finding: Finding) -> None:
-    """One line per finding, as soon as it is there: some checks take seconds."""
+    """Print a finding at once: some checks take seconds."""
     style = STATUS_STYLES[finding.status] if finding.status != "ok" else ""
     output.line(f"{finding.status:<8} {finding.check:<14} {finding.detail}", style=style)
     if finding.fix:

@@ -1,4 +1,4 @@
-"""``heliograph simulate``: put the core through thousands of bad days in virtual time."""
+"""``heliograph simulate``: check the guarantees of the core in a simulated network, with thousands of seeds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pubsub_api.testing.simulator import Profile, Report, SimulationFailure
 
 DESCRIPTION = """\
-Run the core of the bus, the very code that runs in production, in a simulated network with a virtual clock: many
-publishers, subscribers and caches, frames lost, repeated, delayed and reordered, links cut, processes crashed and
-restarted.  An oracle that knows everything checks the guarantees at every step.
+Run the core of the bus, the code that runs in production, in a simulated network with a virtual clock: many publishers,
+subscribers and caches; frames lost, repeated, delayed and reordered; links cut; processes crashed and restarted.  An
+oracle that knows the whole state checks the guarantees at every step.
 
-A seed decides everything in a run.  The seed of a failure is printed with the command that replays it.
+A seed decides everything in a run.  Each failure is printed with the command that replays its seed.
 """
 LOG_LEVEL = "error"
 EXAMPLES = """\
@@ -33,7 +33,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser)
     parser.add_argument(
-        "--profile", metavar="NAME", help="the same kind of trouble for all seeds; an unknown name lists them"
+        "--profile", metavar="NAME", help="the same kind of faults for all seeds; an unknown name lists the profiles"
     )
     options.add_json(parser, "the result as one JSON object")
 
@@ -73,7 +73,7 @@ def _replay(output: Output, seed: int, profile: Profile | None) -> int:
 
 
 class _Tally:
-    """Counts outcomes, and says at once when one is bad."""
+    """Counts outcomes, and prints a failure at once."""
 
     def __init__(self, progress: Progress) -> None:
         self.done = 0
@@ -108,7 +108,7 @@ def _run_many(output: Output, args: argparse.Namespace, profile: Profile | None)
 
 
 def _summarize(output: Output, first: int, tally: _Tally, elapsed_s: float) -> None:
-    """Say what was found, also when the run is interrupted."""
+    """Print the outcome, also of a run that was interrupted."""
     if output.is_json:
         output.record(
             {

@@ -1,1 +1,1 @@
-"""Actions of the console: who may act, what can be done, and what was done."""
+"""Actions of the console: the admin token, the actions, and the record of what was done."""

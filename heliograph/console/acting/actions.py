@@ -1,4 +1,4 @@
-"""What can be done through the console: each action says what it will do, and does what its command does."""
+"""The actions of the console: each describes what it will do, and does the same as a command of `heliograph`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from heliograph.commands.history import group as group_command
 from heliograph.commands.history import log as log_command
-from heliograph.console.store_pages import lag_text
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,38 +19,39 @@ class ActionPlan(NamedTuple):
     """What an action would do now."""
 
     sentence: str
-    """From the verb on."""
+    """Begins with a verb."""
     mark: str = ""
-    """What it was said of.  The action is refused when its first word has changed meanwhile."""
+    """The state for which the plan was made.  The form sends it back, and the action is refused when the first word
+    of it has changed meanwhile."""
 
 
 class ConsoleAction(NamedTuple):
     title: str
     command: str
-    """What does the same in a terminal, with the target in the place of ``{}``."""
+    """The command that does the same in a terminal, with the target in the place of ``{}``."""
     plan: Callable[[ConsoleSources, str], ActionPlan]
-    """Asks, and changes nothing.  Raises HeliographError when it cannot be done."""
+    """Reads only.  Raises HeliographError when the action cannot be done."""
     act: Callable[[ConsoleSources, str, ActionPlan], str]
-    """Does it, and says what was done.  Raises HeliographError."""
-    is_typed: bool = False
-    """It cannot be undone: the name of the target must be typed."""
+    """Does it, and returns a sentence about what was done.  Raises HeliographError."""
+    must_type_target: bool = False
+    """The user must type the name of the target, because the action cannot be undone."""
 
 
 def _log(sources: ConsoleSources) -> LogApi:
     found = sources.log_handle.opened
     if found is None:
-        raise UsageError("the console has no log now: the page of the log says why")
+        raise UsageError("the console cannot reach the log now; see the page Log for the reason")
     return found
 
 
 def _db(sources: ConsoleSources) -> DbApi:
     found = sources.db.opened
     if found is None:
-        raise UsageError("the console has no database now: the overview says why")
+        raise UsageError("the console cannot reach the database now; see the overview for the reason")
     return found
 
 
-def _wish(change: str, sentence: str, done: str) -> ConsoleAction:
+def _group_action(change: str, sentence: str, done: str) -> ConsoleAction:
     def plan(sources: ConsoleSources, target: str) -> ActionPlan:
         from shared_subscriptions import groups
 
@@ -82,7 +82,7 @@ def _redrive(sources: ConsoleSources, target: str, plan: ActionPlan) -> str:
 
     until = plan.mark.partition(" ")[2]
     if not (until.isascii() and until.isdecimal() and len(until) < 20):
-        raise UsageError("the form does not say up to where letters are redriven")
+        raise UsageError("the form does not name the offset up to which letters are redriven")
     found = redriving.redrive(_log(sources), target, until=int(until))
     return group_command.redriven_text(target, found)
 
@@ -92,7 +92,7 @@ def _plan_destroy(sources: ConsoleSources, target: str) -> ActionPlan:
     from shared_subscriptions import groups
 
     log = _log(sources)
-    lag = lag_text(groups.show(log, target, offsets_max=OFFSETS_MAX))
+    lag = group_command.lag_text(groups.show(log, target, offsets_max=OFFSETS_MAX))
     return ActionPlan(
         f"destroy group {target} and its progress; its lag is {lag}. It cannot be undone",
         groups.get(log, target).incarnation,
@@ -112,7 +112,7 @@ def _plan_seal(sources: ConsoleSources, target: str) -> ActionPlan:
     if target != log.identity:
         raise UsageError(f"the log of the console is {log.identity}, not {target}")
     size = sum(state.bytes for state in log.state())
-    return ActionPlan(f"turn what is not sealed, {size:,} bytes, into Parquet segments now")
+    return ActionPlan(f"write all unsealed events, {size:,} bytes, into Parquet segments now")
 
 
 def _seal(sources: ConsoleSources, target: str, plan: ActionPlan) -> str:
@@ -127,8 +127,8 @@ def _plan_forget(sources: ConsoleSources, target: str) -> ActionPlan:
     if target not in members:
         raise UsageError(f"there is no member {target}")
     if "silent" not in members[target].states:
-        raise UsageError(f"member {target} is not silent: it would tell of itself again")
-    return ActionPlan(f"forget member {target}, which is silent. If it lives after all, it tells of itself again")
+        raise UsageError(f"member {target} is not silent: it would report again")
+    return ActionPlan(f"forget member {target}, which is silent. If it still runs, it reports again")
 
 
 def _forget(sources: ConsoleSources, target: str, plan: ActionPlan) -> str:
@@ -138,11 +138,13 @@ def _forget(sources: ConsoleSources, target: str, plan: ActionPlan) -> str:
 
 
 ACTIONS: Mapping[str, ConsoleAction] = {
-    "pause": _wish("pause", "pause group {}: nothing is delivered, and events go on being kept", "is paused"),
-    "resume": _wish("resume", "resume group {}: end a pause or a drain", "is active"),
-    "drain": _wish("drain", "drain group {}: what is there now is delivered, and nothing after it", "is draining"),
+    "pause": _group_action("pause", "pause group {}: nothing is delivered, events are still kept", "is paused"),
+    "resume": _group_action("resume", "resume group {}: end a pause or a drain", "is active"),
+    "drain": _group_action(
+        "drain", "drain group {}: the events that are there now are delivered, and no later ones", "is draining"
+    ),
     "redrive": ConsoleAction("Redrive dead letters", "heliograph group redrive {}", _plan_redrive, _redrive),
-    "destroy": ConsoleAction("Destroy", "heliograph group destroy {}", _plan_destroy, _destroy, is_typed=True),
+    "destroy": ConsoleAction("Destroy", "heliograph group destroy {}", _plan_destroy, _destroy, must_type_target=True),
     "seal": ConsoleAction("Seal", "heliograph log seal", _plan_seal, _seal),
     "forget": ConsoleAction("Forget", "heliograph fleet --forget-silent", _plan_forget, _forget),
 }

@@ -1,4 +1,4 @@
-"""What was done through the console, by whom and how it went: a log line for each, and the newest on a page."""
+"""The record of actions in the console: a log line for each, and the newest on a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AuditRecord:
     at_ns: int
     address: str
     who: str
-    """As they said: one token is everybody's."""
+    """The name that the user typed.  It is not checked, because all users share one token."""
     action: str
     target: str
     outcome: str
@@ -29,14 +29,14 @@ class AuditRecord:
 
 
 class AuditJournal:
-    """The newest records, in memory; the log has all.  From any thread."""
+    """Keeps the newest records in memory and logs all.  May be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: collections.deque[AuditRecord] = collections.deque(maxlen=KEPT_MAX)
 
     def write(self, *, address: str, who: str, action: str, target: str, outcome: str, is_done: bool) -> None:
-        """Also what failed, and what was refused although the token was right."""
+        """Record an action, also one that failed, or that was refused although the token was right."""
         who, target, outcome = map(_one_line, (who, target, outcome))
         record = AuditRecord(time.time_ns(), address, who, action, target, outcome, is_done)
         with self._lock:
@@ -53,5 +53,5 @@ class AuditJournal:
 
 
 def _one_line(text: str) -> str:
-    """So that a request cannot write a second line into the log."""
+    """The text on one line, so that a request cannot forge a second line of the log."""
     return " ".join(printable(text[:_TEXT_MAX]).split())

@@ -1,8 +1,7 @@
-"""Where actions are asked for and done: the form that asks, the answer to it, and the page of what was done.
+"""The pages of actions: the form of an action, the answer to a form, and the record of past actions.
 
-Each form asks for the admin token.  There is no session and no cookie: a browser sends a cookie to every port of a
-host, and so to the server of any user of this one.  A page that does not know the token has nothing to send along, from
-wherever the request comes.
+Each form asks for the admin token.  There is no session and no cookie: a browser would send a cookie to every port of
+this host, and so to servers of other users.  A foreign page does not know the token, so it cannot send a valid form.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX = 8192
 _FORM = "application/x-www-form-urlencoded"
 _TURN_S = 5.0
-"""So long an action waits for another one that is under way."""
+"""An action waits this long for another one that is running."""
 _WHO_MAX = 80
 
 AUDIT_COLUMNS = (
     Column("at", "When (UTC)"), Column("action", "Action"), Column("target", "Target"),
-    Column("who", "By, as they said"), Column("address", "From"), Column("outcome", "Outcome"),
+    Column("who", "By (as typed)"), Column("address", "From"), Column("outcome", "Outcome"),
 )  # fmt: skip
 
 
 class ActionServer:
-    """Does what forms ask for, one action at a time.  From any thread."""
+    """Does what forms ask for, one action at a time.  May be called from any thread."""
 
     def __init__(self, sources: ConsoleSources, token: str) -> None:
         self._sources = sources
@@ -50,18 +49,17 @@ class ActionServer:
 
     # -- pages
 
-    def ask(self, sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-        """The form of one action: ``do`` and ``target``."""
+    def form(self, sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
+        """The form of the action ``do`` on ``target``, with a sentence about what it would do now."""
         name, target = query.get("do", ""), query.get("target", "")
         action = ACTIONS.get(name)
         if action is None:
             unknown = tag("p", f"There is no action {name!r}. ", _back())
             return ConsolePage("Action", {"plan": unknown}, is_live=False)
         title = f"{action.title}: {target}"
-        if not self._planning.acquire(timeout=_TURN_S):  # it may read much of the log, for any request
-            return ConsolePage(
-                title, {"plan": tag("p", "Others ask as well: try again.", class_="empty")}, is_live=False
-            )
+        if not self._planning.acquire(timeout=_TURN_S):  # one plan at a time: it may read much of the log
+            busy = tag("p", "The console is busy with another form: try again.", class_="empty")
+            return ConsolePage(title, {"plan": busy}, is_live=False)
         try:
             plan = action.plan(sources, target)
         except HeliographError as error:
@@ -71,7 +69,7 @@ class ActionServer:
             self._planning.release()
         typed = tag(
             "label", "Type the name to confirm ", tag("input", name="typed", required=True, autocomplete="off")
-        ) if action.is_typed else None  # fmt: skip
+        ) if action.must_type_target else None  # fmt: skip
         form = tag(
             "form",
             tag("p", tag("strong", f"This will {plan.sentence}.")),
@@ -89,8 +87,8 @@ class ActionServer:
         )  # fmt: skip
         return ConsolePage(title, {}, form, is_live=False)
 
-    def done(self, sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-        """What was done, newest first."""
+    def past_actions(self, sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
+        """The page of past actions, newest first."""
         del sources
         records = self.journal.newest()
         rows = RowsView(
@@ -103,14 +101,14 @@ class ActionServer:
         made = table(path, query, AUDIT_COLUMNS, rows, caption=f"Actions, the newest {KEPT_MAX}",
                      empty="Nothing was done since the console began.")  # fmt: skip
         wrong = counted(self.guard.failures, "wrong token")
-        told = tag("p", f"Told by the console itself. {wrong} since it began. The log of the console has all actions.",
-                   class_="told")  # fmt: skip
-        return ConsolePage("Actions", {"done": joined((told, made))})
+        note = tag("p", f"Source: the console itself. {wrong} since it began. The log of the console has all actions.",
+                   class_="source")  # fmt: skip
+        return ConsolePage("Actions", {"done": joined((note, made))})
 
-    # -- doing it
+    # -- forms
 
     def answer(self, request: HttpRequest, address: str) -> Page:
-        """To a form that was sent."""
+        """Do the action of a form that was sent.  Blocks until it is done."""
         if not is_own_form(request.headers):
             return Page(403, TEXT, "the form was not sent from a page of this console\n")
         fields = _fields(request.body)
@@ -120,25 +118,26 @@ class ActionServer:
         verdict = self.guard.check(fields.get("token", ""))
         if verdict == "wait":
             left = f"{self.guard.wait_s + 1:.0f}"
-            return Page(429, TEXT, f"too many wrong tokens: nobody is heard for {left} s\n", {"Retry-After": left})
+            return Page(429, TEXT, f"too many wrong tokens: all requests are refused for {left} s\n",
+                        {"Retry-After": left})  # fmt: skip
         if verdict == "wrong":
-            LOG.warning("The console was given a wrong admin token from %s, the %d. since it began.", address,
+            LOG.warning("The console got a wrong admin token from %s; %d since its start.", address,
                         self.guard.failures)  # fmt: skip
             return Page(403, TEXT, "this is not the admin token; nothing was done\n")
         name, target = fields["do"], fields.get("target", "")
         outcome, is_done = self._outcome(name, target, fields)
         self.journal.write(
-            address=address, who=fields.get("who", "").strip()[:_WHO_MAX] or "nobody said who", action=name,
+            address=address, who=fields.get("who", "").strip()[:_WHO_MAX] or "no name given", action=name,
             target=target, outcome=outcome, is_done=is_done,
         )  # fmt: skip
         return Page(303, TEXT, f"{outcome}\n", {"Location": "/actions"})
 
     def _outcome(self, name: str, target: str, fields: Mapping[str, str]) -> tuple[str, bool]:
         action = ACTIONS[name]
-        if action.is_typed and fields.get("typed", "") != target:
+        if action.must_type_target and fields.get("typed", "") != target:
             return "refused: another name was typed", False
         if not self._turn.acquire(timeout=_TURN_S):
-            return "refused: another action is under way", False
+            return "refused: another action is running", False
         try:
             plan = action.plan(self._sources, target)
             if not _is_same(plan, fields.get("mark", "")):
@@ -154,8 +153,8 @@ class ActionServer:
 
 
 def is_own_form(headers: Mapping[str, str]) -> bool:
-    """Browsers say where a form comes from, and no page can make them say otherwise.  What is no browser says nothing,
-    and needs the token all the same."""
+    """Whether a form comes from a page of this console.  A browser names the origin of a form, and no page can forge
+    it.  A client that is no browser names none; it needs the token as well."""
     site, origin = headers.get("sec-fetch-site", "same-origin"), headers.get("origin")
     is_from_here = origin is None or origin == f"http://{headers.get('host', '')}"
     return site == "same-origin" and is_from_here and headers.get("content-type", "").partition(";")[0].strip() == _FORM

@@ -16,7 +16,7 @@ from pubsub_api.errors import InvalidConfig
 TOKEN_CHARACTERS_MIN = 16
 _BYTES_MAX = 4096
 _FREE_FAILURES = 3
-"""Wrong tokens before anybody has to wait."""
+"""Wrong tokens in a row before requests are refused for a while."""
 _WAIT_S_MAX = 60.0
 
 Verdict = Literal["right", "wrong", "wait"]
@@ -40,10 +40,10 @@ def read_token(path: str) -> str:
 
 
 class TokenGuard:
-    """Says whether a token is the right one.  From any thread.
+    """Checks tokens.  May be called from any thread.
 
-    After three wrong ones in a row all requests are refused for a second, then for twice as long after each, up to a
-    minute: also one with the right token, because its answer would tell that it is right.
+    After three wrong tokens in a row all requests are refused for a second, and for twice as long after each further
+    one, up to a minute.  A request with the right token is refused, too: its answer would tell that it is right.
     """
 
     def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,11 +53,11 @@ class TokenGuard:
         self._failures_in_a_row = 0
         self._closed_until = 0.0
         self.failures = 0
-        """Wrong tokens since the console began."""
+        """Wrong tokens since the start of the console."""
 
     @property
     def wait_s(self) -> float:
-        """How long all requests are refused from now on."""
+        """For how long all requests are still refused."""
         return max(0.0, self._closed_until - self._clock())
 
     def check(self, given: str) -> Verdict:
@@ -76,5 +76,5 @@ class TokenGuard:
 
 
 def _digest(token: str) -> bytes:
-    """Of the same length for all: comparing tells nothing about the length."""
+    """Digests have the same length, so the time of a comparison does not depend on the length of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -2,7 +2,7 @@
 // One stream of events for the page: every part of it at first, then the parts that have changed.  The server has
 // escaped all names in them, and the security policy of the page runs no script but this one.
 (() => {
-  const STALE_MS = 15000; // the server tells something at least every 5 s, and asks its sources as often
+  const STALE_MS = 15000; // the server sends an event at least every 5 s, and asks its sources as often
   const AGAIN_MS = 1500;
   const live = document.getElementById("live");
   const pause = document.getElementById("pause");
@@ -24,7 +24,7 @@
   }
 
   function heard(ageS) {
-    heardAt = Date.now() - (ageS || 0) * 1000; // when the oldest numbers of the page were told
+    heardAt = Date.now() - (ageS || 0) * 1000; // when the oldest numbers of the page were read
     if (Date.now() - heardAt > STALE_MS) tell();
     else show("live", "good");
   }
@@ -54,9 +54,9 @@
     if (isPaused || document.hidden) return;
     source = new EventSource("/stream" + location.pathname + location.search);
     source.addEventListener("parts", (event) => {
-      const told = JSON.parse(event.data);
-      heard(told.age_s);
-      for (const [name, markup] of Object.entries(told.parts)) {
+      const update = JSON.parse(event.data);
+      heard(update.age_s);
+      for (const [name, markup] of Object.entries(update.parts)) {
         const section = document.getElementById(name);
         if (section && !isBeingRead(section)) replace(section, markup);
       }
@@ -82,7 +82,7 @@
     else open();
     tell();
   });
-  // A browser has few connections for one address: a tab that nobody sees takes none.
+  // A browser has few connections for one address: a hidden tab takes none.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
     else open();

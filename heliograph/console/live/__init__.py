@@ -1,1 +1,1 @@
-"""What moves: rates over the last minutes, topics, and events as they pass."""
+"""Live views: rates over the last minutes, topics, and events as they pass."""

@@ -1,4 +1,4 @@
-"""The pages of topics, and of events as they pass."""
+"""The pages of topics and of passing events."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from heliograph.console.layout import ConsolePage, absent, told
+from heliograph.console.layout import ConsolePage, absent, source_line
 from heliograph.console.live.tail import EVENTS_KEPT, EVENTS_PER_S, TailEvent
 from heliograph.console.markup import Markup, command, joined, known, link, tag
+from heliograph.console.sources import ConsoleSources, LogView, count_missing
 from heliograph.console.tables import Cell, Column, Query, RowsView, RowView, cell, filter_form, fixed_table, table
 from heliograph.output import clock_text, counted
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import HeliographError, InvalidTopic
 
 if TYPE_CHECKING:
-    from heliograph.console.sources import ConsoleSources, LogView
     from nb_api.fleet import FleetMember
 
 TOPIC_COLUMNS = (
@@ -39,7 +39,7 @@ class _TopicSum(NamedTuple):
 
 
 def topics(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """Every topic of the log; the busiest first."""
+    """The page of the topics of the log, the busiest first."""
     sample = sources.log.sample
     found = sample.value
     if found is None:
@@ -51,19 +51,19 @@ def topics(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
     rows = RowsView(sums, lambda one: _topic_row(one, groups, copies))
     empty = joined(("No topic was recorded. Next: ", command("heliograph log record '#' --log URL --bus URL")))
     made = table(path, query, TOPIC_COLUMNS, rows, caption="Topics in the log", empty=empty)
-    return ConsolePage("Topics", {"topics": joined((told(sample), made))}, filter_form(path, query))
+    return ConsolePage("Topics", {"topics": joined((source_line(sample), made))}, filter_form(path, query))
 
 
 def _sums(found: LogView) -> list[_TopicSum]:
     publishers, missing = Counter[str](), Counter[str]()
     for _, stream in found.streams:
         publishers[stream.topic] += 1
-        missing[stream.topic] += sum(high - low + 1 for low, high in stream.missing)
+        missing[stream.topic] += count_missing(stream)
     return [_TopicSum(name, count, found.rates.get(name), missing[name]) for name, count in publishers.items()]
 
 
 def _filters(members: Sequence[FleetMember]) -> list[FilterSet]:
-    """Of the copies that tell what they follow."""
+    """The topic filters of each copy that reports them."""
     filters = []
     for member in members:
         for copy in member.report.copies if member.report is not None else ():
@@ -85,29 +85,29 @@ def _topic_row(one: _TopicSum, groups: Mapping[str, FilterSet], copies: list[Fil
 
 
 def tail(sources: ConsoleSources, path: str, query: Query) -> ConsolePage:
-    """``topics`` is the filter."""
+    """The page of events as they pass; the parameter ``topics`` is their filter."""
     wanted = query.get("topics", "")
     form = tag(
         "form",
         tag("label", "Topics, as in tenant-7/# ",
             tag("input", type="search", name="topics", value=wanted, required=True)),
-        tag("button", "Look", type="submit"),
+        tag("button", "Show", type="submit"),
         method="get", action=path, class_="filter", role="search",
     )  # fmt: skip
     if not wanted or sources.tails is None:
-        hint = tag("p", "The console listens while somebody looks. In a terminal: ",
+        hint = tag("p", "The console listens while this page is open. In a terminal: ",
                    command("heliograph subscribe 'tenant-7/#'"), class_="empty")  # fmt: skip
         return ConsolePage("Tail", {"events": hint}, form)
     try:
         found = sources.tails.get(wanted)
     except HeliographError as error:
-        return ConsolePage("Tail", {"events": tag("p", f"It cannot be looked at: {error}", class_="state bad")}, form)
+        return ConsolePage("Tail", {"events": tag("p", f"There is no tail: {error}", class_="state bad")}, form)
     rows = [_tail_row(one) for one in found.newest()]
     lost = (
         joined((", ", tag("strong", counted(found.resyncs, "resync")), ": some were lost")) if found.resyncs else None
     )
     summary = tag(
-        "p", known(found.passed), f" events of {wanted} passed since the page is looked at, ",
+        "p", known(found.passed), f" events of {wanted} have passed since the page was opened, ",
         tag("strong", f"{found.left_out:,} of them are not shown"),
         f" (more than {EVENTS_PER_S} in a second, or large)",
         f", {found.undecodable:,} could not be read" if found.undecodable else None, lost, ".",

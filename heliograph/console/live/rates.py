@@ -1,4 +1,4 @@
-"""Rates over the last minutes, drawn by the server: a line for each, with its numbers in words beside it."""
+"""Rates over the last minutes as charts, drawn by the server, with the numbers in words beside each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from heliograph.console.markup import Markup, joined, known, tag
 
 SPAN_S = 300.0
 STEP_S = 2.0
-"""Of what is told within one step, the first counts."""
+"""Of the values within one step, the first is kept."""
 _WIDTH, _HEIGHT = 300, 60
 
 
 class RateHistory:
-    """What was told of the last minutes.  From any thread."""
+    """The values of the last minutes.  May be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class RateHistory:
         self._points: dict[str, collections.deque[tuple[float, float | None]]] = {}
 
     def add(self, name: str, value: float | None) -> None:
-        """None: not known."""
+        """Add a value; None means that it is not known."""
         now = self._clock()
         with self._lock:
             points = self._points.setdefault(name, collections.deque(maxlen=int(SPAN_S / STEP_S) + 1))
@@ -53,7 +53,7 @@ def _chart(name: str, points: list[tuple[float, float | None]]) -> Markup:
     drawn: list[list[str]] = [[]]
     for age_s, value in points:
         if value is None:
-            drawn.append([])  # what is not known is a gap in the line
+            drawn.append([])  # an unknown value is a gap in the line
         else:
             across, down = _WIDTH * (1 - age_s / SPAN_S), (_HEIGHT - 2) * (1 - (value / most if most else 0)) + 1
             drawn[-1].append(f"{across:.1f},{down:.1f}")

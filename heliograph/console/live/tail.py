@@ -1,7 +1,7 @@
-"""Events as they pass on the bus: a few of the newest, and how many were not kept.
+"""Events as they pass on the bus: the newest ones, and how many others there were.
 
-A tail subscribes while a page shows it.  It decodes a bounded number of frames a second, whatever passes, and
-counts the rest by their headers.
+A tail subscribes while a page shows it.  It decodes a bounded number of events a second, and counts the others by the
+headers of their frames.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EVENTS_KEPT = 50
 EVENTS_PER_S = 50
-"""That are decoded and kept; those that come after them in the same second are counted."""
+"""How many events of one second are decoded and kept; later ones of that second are only counted."""
 FRAME_BYTES_MAX = 256 * 1024
 """Larger frames are counted, not decoded."""
 TAILS_MAX = 8
@@ -45,7 +45,7 @@ class TailEvent(NamedTuple):
 
 
 class EventTail(Closeable):
-    """Of one topic filter.  Raises what `Session.frames` raises."""
+    """The newest events of one topic filter.  Making one raises what `Session.frames` raises."""
 
     def __init__(
         self, session: Session, topic_filter: str, *, shows_values: bool, clock: Callable[[], float] = time.monotonic
@@ -58,11 +58,11 @@ class EventTail(Closeable):
         self._is_closed = False
         self.passed = self.left_out = self.undecodable = self.resyncs = 0
         self.seen_at = clock()
-        """When a page has shown it last."""
+        """When a page last showed it, by the clock."""
         self._subscriber = session.frames([topic_filter], self._on_frames, on_resync=self._on_resync)
 
     def newest(self) -> list[TailEvent]:
-        """Newest first."""
+        """The kept events, newest first."""
         self.seen_at = self._clock()
         with self._lock:
             return list(self._kept)[::-1]
@@ -105,7 +105,7 @@ class EventTail(Closeable):
 
 
 class TailRegistry(Closeable):
-    """The tails that pages show.  From any thread."""
+    """The tails that pages show.  May be called from any thread."""
 
     def __init__(self, open_session: Callable[[], Session], *, shows_values: bool) -> None:
         self._open_session = open_session
@@ -115,22 +115,22 @@ class TailRegistry(Closeable):
         self._is_closed = False
 
     def get(self, topic_filter: str) -> EventTail:
-        """Begins to listen when there is no such tail yet.  Raises InvalidTopic, UsageError, LimitReached, and what
-        opening the bus raises."""
+        """The tail of a filter; without one, make it and begin to listen.  Raises InvalidTopic, UsageError,
+        LimitReached, and what opening the bus raises."""
         if topic_filter.startswith("$"):
-            raise UsageError(f"{topic_filter}: looking at events is not handling them, so nobody joins a group here")
+            raise UsageError(f"{topic_filter}: a tail does not handle events, so it cannot join a group")
         check_filter(topic_filter)
         with self._lock:
             found = self._tails.get(topic_filter)
             if found is None:
                 if self._is_closed or len(self._tails) >= TAILS_MAX:
-                    raise LimitReached(f"{TAILS_MAX} tails are looked at already: close the page of another one")
+                    raise LimitReached(f"{TAILS_MAX} tails are open already: close the page of another one")
                 found = EventTail(self._open_session(), topic_filter, shows_values=self.shows_values)
                 self._tails[topic_filter] = found
             return found
 
     def close_unseen(self) -> None:
-        """End those that no page has shown for a while."""
+        """Close the tails that no page has shown for `UNSEEN_S`."""
         with self._lock:
             oldest = time.monotonic() - UNSEEN_S
             unseen = [self._tails.pop(name) for name, one in list(self._tails.items()) if one.seen_at < oldest]

@@ -80,7 +80,7 @@ def test_a_database_that_comes_later_is_shown(tmp_path: pathlib.Path, url: str) 
     with consoles.opened("--db", url) as console:
         assert "Problems: 1" in console.wait_shown("/", "there is no database at")
         with contextlib.closing(open_db(url)):
-            assert "--fleet" in console.wait_shown("/controllers", "No process has told of itself")
+            assert "--fleet" in console.wait_shown("/controllers", "No process reports to this database")
         assert "Problems: 0" in console.wait_shown("/", "No problem was found")
 
 
@@ -233,14 +233,14 @@ def test_what_is_not_known_is_not_0(db: DbApi, url: str) -> None:
         assert row.count('<span class="unknown">unknown</span>') == 11
         assert ">0<" not in row
         assert '<dt>Received/s</dt><dd><strong><span class="unknown">' in console.get("/").body
-        assert "Told by the database sqlite://" in body
+        assert "Source: the database sqlite://" in body
 
 
 def test_the_page_of_a_member(db: DbApi, url: str) -> None:
     copy = CopyReport(position=5, newest=5, objects=3, is_complete=True, tables=["port"], topics=["t/#"], digest="abc")
     told(db, "host 7/agent", copies=[copy], resyncs={"a gap": 2}, has_bus=True, links_up=1)
     with consoles.opened("--db", url) as console:
-        body = console.wait_shown("/member?key=host%207/agent", "What it tells of itself")
+        body = console.wait_shown("/member?key=host%207/agent", "Its report")
         for text in ("Resyncs: a gap", "1 of 1", "t/#", "abc"):
             assert text in body
         assert "a gap 2" in console.get("/subscribers").body
@@ -290,7 +290,7 @@ def test_the_search_says_who_has_passed_an_object(db: DbApi, url: str) -> None:
             "/search?object=port/p/1", "was deleted"
         )
         assert "There is no object port/never" in console.get("/search?object=port/never").body
-        assert "The database does not tell" in console.get("/search?object=/").body
+        assert "The database does not answer" in console.get("/search?object=/").body
 
 
 def test_a_publisher_service_and_its_entry_and_that_it_is_killed(tmp_path: pathlib.Path, db: DbApi, url: str) -> None:
@@ -306,7 +306,7 @@ def test_a_publisher_service_and_its_entry_and_that_it_is_killed(tmp_path: pathl
             body = console.wait_shown("/publishers", "Publishers in the directory: 1 row")
             assert f"ipc://{place}/bus" in body
             console.wait_shown("/publishers", "Members that publish: 1 row")
-            assert "Backlog, bytes" in console.wait_shown("/publishers", "Told by the publisher service of this host")
+            assert "Backlog, bytes" in console.wait_shown("/publishers", "Source: the publisher service of this host")
             assert f"ipc://{place}/bus" in console.wait_shown("/topology", "publisher-service")
             service.process.kill()
             console.wait_shown("/", "is silent")
@@ -328,12 +328,12 @@ def test_groups_with_lag_and_dead_letters_and_the_log(tmp_path: pathlib.Path, ur
         body = console.wait_shown("/groups", "the handler said no")
         row = body.partition("<tbody>")[2].partition("</tr>")[0]
         assert '<td class="number">100</td>' in row
-        assert "nobody leads" in row
+        assert "no leader" in row
         assert "port/p&lt;1&gt;" in body
         assert '<td class="number">100</td>' in console.get("/group?name=work").body
         assert "There is no group" in console.get("/group?name=x").body
         overview = console.get("/").body
-        assert "Group work has a lag of 100, and nobody leads it." in overview
+        assert "Group work has a lag of 100 and no leader." in overview
         assert "Group work has 1 dead letter." in overview
         body = console.get("/log").body
         assert "101 events in" in body

@@ -104,7 +104,7 @@ def test_dead_letters_are_redriven_as_they_were_shown(console: OpenConsole, log:
     assert "refused: it has changed since it was asked for" in act(console, "redrive", mark=mark), "sent twice"
     shown = console.wait_shown("/group?name=work", "came later")
     assert SCRIPT not in shown
-    assert "does not say up to where" in act(console, "redrive", mark=console.asked("redrive", "work")["mark"] + "x")
+    assert "does not name the offset" in act(console, "redrive", mark=console.asked("redrive", "work")["mark"] + "x")
 
 
 def test_destroying_needs_the_name_to_be_typed(console: OpenConsole, log: LogApi) -> None:
@@ -139,7 +139,7 @@ def test_a_silent_member_is_forgotten_and_no_other(tmp_path: pathlib.Path) -> No
         db.tell_report("gone", write(FleetReport(1, "gone", "1", 1, 0.05)))
         db.tell_report("here", write(FleetReport(1, "here", "1", 1, 3600.0)))
         with consoles.opened("--db", url, token=TOKEN) as console:
-            assert "failed: the console has no log now" in act(console, "pause")
+            assert "failed: the console cannot reach the log now" in act(console, "pause")
             console.wait_shown("/member?key=gone", "/action?do=forget&amp;target=gone")
             assert "/action" not in console.get("/member?key=here").body.partition("<main")[2]
             assert "failed: member here is not silent" in act(console, "forget", "here")
@@ -165,7 +165,7 @@ def test_a_wrong_token_does_nothing_and_guessing_is_slowed(
     now += 1.5
     assert console.post({**asked, "token": TOKEN, "do": "resume"}).status == 303
     assert "3 wrong tokens since it began" in console.wait_shown("/actions", "wrong token")
-    assert caplog.text.count("was given a wrong admin token from 127.0.0.1:") == 3
+    assert caplog.text.count("got a wrong admin token from 127.0.0.1:") == 3
 
 
 @pytest.mark.parametrize(

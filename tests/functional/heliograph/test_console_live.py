@@ -59,9 +59,9 @@ def test_the_tail_shows_events_as_text(shows: str, monkeypatch: pytest.MonkeyPat
             assert event is not None
             assert SHOWN in event["parts"]["events"]
             assert SCRIPT not in event["parts"]["events"]
-        assert "It cannot be looked at" in console.get("/tail?topics=a/%23/b").body
-        assert "nobody joins a group here" in console.get("/tail?topics=$queue/work/%23").body
-        assert "while somebody looks" in console.get("/tail").body
+        assert "There is no tail" in console.get("/tail?topics=a/%23/b").body
+        assert "cannot join a group" in console.get("/tail?topics=$queue/work/%23").body
+        assert "while this page is open" in console.get("/tail").body
 
 
 def test_topics_with_who_follows_them_and_rates(tmp_path: pathlib.Path) -> None:
@@ -172,8 +172,8 @@ def test_a_viewer_that_does_not_read_is_dropped(tmp_path: pathlib.Path, monkeypa
     with consoles.opened("--db", sqlite_url(tmp_path)) as console:
         monkeypatch.setattr(servers, "ANSWER_S", 0.3)  # for writing; those who ask have as long as ever
         large = {f"part{number}": secrets.token_hex(500_000) for number in range(10)}
-        page = console.server._made("/", "")._replace(parts=large)
-        monkeypatch.setattr(console.server, "_made", lambda *_: page)
+        page = console.server._console_page("/", "")._replace(parts=large)
+        monkeypatch.setattr(console.server, "_console_page", lambda *_: page)
         place = urllib.parse.urlsplit(console.server.url)
         with socket.create_connection((place.hostname, place.port)) as sock:
             sock.sendall(b"GET /stream/ HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -47,9 +47,9 @@ def test_drivers_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_drivers_for_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["drivers", "--markdown"]) == exits.OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| driver | who binds |")
+    assert lines[0].startswith("| driver | address |")
     assert len({line.count("|") for line in lines}) == 1
-    assert any(line.startswith("| `memory` | nobody (shared) | yes | exact |") for line in lines)
+    assert any(line.startswith("| `memory` | shared | yes | exact |") for line in lines)
 
 
 def test_a_driver_without_its_library_is_listed_with_what_to_install(

@@ -219,7 +219,7 @@ def test_a_publisher_elsewhere_that_does_not_answer(
     text = f"[pubsub]\npublishers_ips = 127.0.0.2\npublisher_port = {closed_port}\n"
     _code, findings = examine(capsys, "--config-file", write(tmp_path / "far.conf", text), "--timeout", "1")
     assert findings["publisher"]["status"] == "warning"
-    assert f"nobody answers at tcp://127.0.0.2:{closed_port}" in findings["publisher"]["detail"]
+    assert f"no process answers at tcp://127.0.0.2:{closed_port}" in findings["publisher"]["detail"]
 
 
 def test_a_socket_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

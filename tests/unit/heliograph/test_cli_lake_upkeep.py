@@ -80,4 +80,4 @@ def test_what_is_no_table_or_too_short_is_refused(
         assert main.main(["pipeline", job, "--lake", str(tmp_path / "none")]) == exits.ENVIRONMENT
         assert "there is no table at" in capsys.readouterr().err
     assert main.main(["pipeline", "vacuum", "--lake", lake, "--older-than", "10m"]) == exits.USAGE
-    assert "an hour at least" in capsys.readouterr().err
+    assert "at least an hour" in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_the_exit_code_follows_from_the_fault(error: errors.HeliographError, code: int) -> None:
     assert exits.code_for(error) == code
-    assert "\n" not in exits.explain(type(error)("two\nlines"))
+    assert "\n" not in exits.on_one_line(type(error)("two\nlines"))
 
 
 def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from heliograph.terminal.fleet_view import COLUMNS, cells, fitted
+from heliograph.terminal.fleet_view import COLUMNS, cells, fit_columns
 from nb_api.fleet.judging import FleetJudge, FleetMember
 from nb_api.fleet.report import CopyReport, FleetReport, write
 
@@ -20,13 +20,13 @@ def members(*now: float) -> list[FleetMember]:
 
 
 def test_where_there_is_room_everything_is_shown() -> None:
-    columns, [row], left_out = fitted(members(1.0), 200)
+    columns, [row], left_out = fit_columns(members(1.0), 200)
     assert (tuple(columns), row, left_out) == (COLUMNS, cells(members(1.0)[0]), "")
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_what_is_of_least_use_is_left_out_and_named(width: int) -> None:
-    columns, [row], left_out = fitted(members(1.0), width)
+    columns, [row], left_out = fit_columns(members(1.0), width)
     assert sum(3 + max(len(name), len(str(value))) for name, value in zip(columns, row, strict=True)) < width
     assert {"member", "state", "behind", "queue", "events/s", "seen"} <= set(columns)
     gone = [name for name in COLUMNS if name not in columns]

@@ -30,7 +30,7 @@ PACKAGE_LINES_MAX = {
     "drivers": 20_430,
     "durability_service": 10_280,
     "durable_log": 8_430,
-    "heliograph": 11_410,
+    "heliograph": 11_280,
     "nb_api": 17_610,
     "publisher_service": 3_430,
     "pubsub_api": 19_320,

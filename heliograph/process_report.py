@@ -1,5 +1,4 @@
-"""How commands that run until they are ended tell of themselves: ``--metrics-address`` over HTTP, ``--fleet`` in a
-database."""
+"""How long-running commands report their state: ``--metrics-address`` over HTTP, ``--fleet`` in a database."""
 
 from __future__ import annotations
 
@@ -18,27 +17,29 @@ if TYPE_CHECKING:
     from pubsub_api.reporting import ProcessReport
 
 
-def add_telling(parser: argparse.ArgumentParser) -> None:
+def add_process_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-address", metavar="[HOST:]PORT",
-        help="tell numbers and health over HTTP there: /metrics, /healthz, /readyz, /status (default: not; without a "
-             "host on loopback)",
+        help="serve metrics and health over HTTP there: /metrics, /healthz, /readyz, /status (default: not served; "
+             "without HOST on loopback)",
     )  # fmt: skip
     parser.add_argument(
         "--fleet", metavar="URL", nargs="?", const="",
-        help="tell in this database how the process is, for `heliograph fleet` (default: not; without a URL in the one "
-             "that --db, HELIOGRAPH_DB or [db] url names)",
+        help="report the state of the process to this database, for `heliograph fleet` (default: not reported; "
+             "without URL the database that --db, HELIOGRAPH_DB or [db] url names)",
     )  # fmt: skip
-    parser.add_argument("--fleet-name", metavar="NAME", default="", help="under this name (default: host/command)")
+    parser.add_argument(
+        "--fleet-name", metavar="NAME", default="", help="name of the process in the fleet (default: host/command)"
+    )
 
 
 @contextlib.contextmanager
-def told(
+def reporting_process(
     args: argparse.Namespace, make_report: Callable[[], ProcessReport], caches: tuple[LocalCache, ...] = ()
 ) -> Iterator[None]:
-    """Tell the report while the command runs, when ``--metrics-address`` or ``--fleet`` is given.
+    """Inside the ``with``, publish the report as ``--metrics-address`` and ``--fleet`` say; without them do nothing.
 
-    ``caches`` are asked for the digests of their copies.  Raises InvalidConfig, AddressInUse, DbNotFound.
+    The report has the digests of the copies that ``caches`` hold.  Raises InvalidConfig, AddressInUse, DbNotFound.
     """
     if args.metrics_address is None and args.fleet is None:
         yield
@@ -46,7 +47,7 @@ def told(
     report = make_report()
     with contextlib.ExitStack() as stack:
         if args.fleet is not None:
-            stack.enter_context(_reported(args, report, caches))
+            stack.enter_context(_reporting_to_fleet(args, report, caches))
         if args.metrics_address is not None:
             from pubsub_api import reporting
 
@@ -56,8 +57,10 @@ def told(
 
 
 @contextlib.contextmanager
-def _reported(args: argparse.Namespace, report: ProcessReport, caches: tuple[LocalCache, ...]) -> Iterator[None]:
-    """A database that is away is tried again and again; one that does not exist is a mistake."""
+def _reporting_to_fleet(
+    args: argparse.Namespace, report: ProcessReport, caches: tuple[LocalCache, ...]
+) -> Iterator[None]:
+    """Retries while the database cannot be reached.  Raises DbNotFound for one that does not exist."""
     from nb_api.errors import DbUnavailable
     from nb_api.fleet.reporter import FleetReporter
     from nb_api.late_db import LateDb
@@ -74,7 +77,7 @@ def _reported(args: argparse.Namespace, report: ProcessReport, caches: tuple[Loc
 
 
 def log_numbers(log: LogApi) -> dict[str, int]:
-    """Of a whole log."""
+    """The counters of a whole log for a report."""
     states, segments = log.state(), log.segments()
     return {
         "events": sum(state.end - state.start for state in states),
@@ -85,7 +88,7 @@ def log_numbers(log: LogApi) -> dict[str, int]:
 
 
 def group_numbers(log: LogApi, name: str, offsets_max: int) -> dict[str, Any]:
-    """Of a group, from its records; reads at most so many offsets of each shard."""
+    """The counters of a group for a report, from its records; reads at most ``offsets_max`` offsets of each shard."""
     from shared_subscriptions import groups
 
     view = groups.show(log, name, offsets_max=offsets_max)

@@ -1,4 +1,4 @@
-"""Before something that cannot be undone: say what it is, and ask."""
+"""Asks for confirmation before work that cannot be undone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from heliograph.output import Output, note, printable
 
 
-def may_go_on(args: argparse.Namespace, output: Output, what: str) -> bool:
-    """Whether to do ``what``, which begins with a verb.  ``--yes`` says so; with ``--dry-run`` it is only told.
+def is_confirmed(args: argparse.Namespace, output: Output, what: str) -> bool:
+    """Whether to do ``what``, which begins with a verb.  ``--yes`` confirms; ``--dry-run`` prints it and refuses.
 
-    Raises UsageError without a terminal.
+    Blocks until the user has answered.  Raises UsageError without a terminal.
     """
     if args.dry_run:
         output.result({"dry_run": True, "would": what}, f"would {what}")
@@ -21,7 +21,9 @@ def may_go_on(args: argparse.Namespace, output: Output, what: str) -> bool:
     if not (sys.stdin and sys.stdin.isatty()):
         from pubsub_api.errors import UsageError
 
-        raise UsageError(f"this would {what}, and nobody can be asked: give --yes, or --dry-run to see it only")
+        raise UsageError(
+            f"this would {what}, and there is no terminal to confirm it: give --yes, or --dry-run to see it only"
+        )
     sys.stderr.write(f"This will {printable(what)}. It cannot be undone. Go on? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):

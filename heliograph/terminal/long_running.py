@@ -1,4 +1,4 @@
-"""Commands that run until they are ended, and print their counters meanwhile."""
+"""For commands that run until ``--timeout`` or Ctrl-C, and print their counters meanwhile."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from heliograph import options
 from heliograph.output import Output
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
+def wait_until_end(args: argparse.Namespace) -> None:
+    """Block until ``--timeout`` or Ctrl-C, which is the normal end of a service."""
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+
+
+def add_counters(parser: argparse.ArgumentParser) -> None:
     """``--timeout`` and ``--report``."""
     options.add_timeout(parser)
     parser.add_argument(
         "--report", metavar="TIME", type=options.seconds, default=60.0,
-        help="print the counters so often, 0 for never (default: 60s)",
+        help="pause between two prints of the counters, 0 for never (default: 60s)",
     )  # fmt: skip
 
 
-def report_until_end(
+def print_counters_until_end(
     output: Output,
     args: argparse.Namespace,
     counters: Callable[[], Mapping[str, object]],
@@ -29,7 +35,7 @@ def report_until_end(
 ) -> None:
     """Block until ``--timeout`` or Ctrl-C, and print the counters every ``--report`` seconds and at the end.
 
-    Raises an error that another thread puts into ``failures``, because going on is of no use.
+    Raises the error that another thread puts into ``failures`` when the work cannot go on.
     """
     failures = failures or queue.SimpleQueue()
     left_s = threading.TIMEOUT_MAX if args.timeout is None else args.timeout
