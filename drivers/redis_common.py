@@ -1,4 +1,4 @@
-"""What all drivers on Redis share: where a server is, as a URL says it, and how redis-py is told to connect."""
+"""What all drivers on Redis share: the URL of a server, and the arguments for a connection of redis-py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import redis.retry
 from pubsub_api.errors import InvalidConfig
 
 SCHEMES = {"redis": False, "rediss": True}
-"""And whether the connection is encrypted."""
+"""Scheme -> whether the connection is encrypted."""
 _DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 6379
 
 
 @dataclasses.dataclass(frozen=True)
 class RedisAddress:
-    """What a URL says about a server."""
+    """The parts of the URL of a server."""
 
     host: str
     port: int
@@ -30,20 +30,20 @@ class RedisAddress:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For redis-py: where, and as whom."""
+        """Arguments for a connection of redis-py: address and login."""
         names = ("host", "port", "db", "username", "password")
         return {name: getattr(self, name) for name in names}
 
     @property
     def address(self) -> str:
-        """The URL without credentials: what is reported, logged and compared."""
+        """The URL without credentials, for reports, logs and comparisons."""
         scheme = "rediss" if self.has_tls else "redis"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}/{self.db}"
 
 
 def parse_server(url: str) -> RedisAddress:
-    """Read the URL of a server.  Raises InvalidConfig, which never shows a password."""
+    """Parse the URL of a server.  Raises InvalidConfig, whose message never has a password."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port
@@ -69,7 +69,7 @@ def parse_server(url: str) -> RedisAddress:
 
 
 def limits(*, connect_timeout_s: float, timeout_s: float) -> dict[str, Any]:
-    """For redis-py: how long it may take.  It tries nothing again: that is for the caller."""
+    """Arguments for a connection of redis-py: its time-outs, and no retries, because the callers retry."""
     return {
         "socket_connect_timeout": connect_timeout_s,
         "socket_timeout": timeout_s,

@@ -1,18 +1,18 @@
-"""Driver ``longpoll``: every publisher is its own broker and knows its subscribers.  Over gRPC, without a broker.
+"""Driver ``longpoll``: every publisher is its own broker and knows its subscribers, over gRPC.
 
 ================ ===================================================================================================
 configuration    ``[longpoll]``, see `heliograph_drivers.pubsub.longpoll.config`; as a URL ``longpoll://host:port?option=value``
 address          ``longpoll://host:port``: the publisher listens there, subscribers connect
-connection       one per subscriber and publisher, whatever the number of filters; polls, commands and queries share it
-filters          exact, at the publisher: what was not asked for does not leave it
+connection       one per subscriber and publisher, for any number of filters; polls, commands and queries share it
+filters          exact, at the publisher: it sends only frames that a filter matches
 queue            a mailbox per subscriber at the publisher, with a policy per topic (`core.mailbox`)
-failure          both sides notice within configured times; an end wrongly taken for dead is told and begins anew
+failure          both sides notice it within configured times; an end wrongly considered dead begins a new session
 security         TLS, and certificates of subscribers (``tls``, ``tls_client_auth``)
 ================ ===================================================================================================
 
-It is for many exact filters over few connections, and where the publisher must learn that a subscriber died.  It is not
-for thousands of subscribers of the same topics, for which every frame is put into every mailbox.  It does not survive a
-``fork()``: see `heliograph_drivers.pubsub.longpoll.process`.
+It is for many exact filters over few connections, and for publishers that must learn that a subscriber died.  It is not
+for thousands of subscribers of the same topics, because every frame is put into the mailbox of each.  It does not
+survive a ``fork()``: see `heliograph_drivers.pubsub.longpoll.process`.
 """
 
 from __future__ import annotations

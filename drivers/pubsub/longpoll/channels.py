@@ -1,4 +1,4 @@
-"""gRPC channels and servers as this driver uses them: one connection each, bounded messages, TLS when asked for."""
+"""Makes the gRPC channels and servers of this driver: one connection each, bounded messages, TLS if configured."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
 
 MESSAGE_BYTES_MAX = 2**31 - 1
 REQUEST_BYTES_MAX = 2 * BATCH_BYTES_MAX
-"""The largest request to a publisher: a full batch, what names it included.  A query may be larger, if frames may."""
+"""The largest request to a publisher: a full batch with its envelope.  A query may be larger, if frames may."""
 CALLS_MAX = 16
-"""Of one connection at a time, beside `QUERIES_MAX` questions: polls, batches, and those that are about to end.  gRPC
-lets further ones wait at the caller, so questions alone must not reach it: a poll that waits looks like a dead side."""
+"""Calls of one connection at a time beside `QUERIES_MAX` questions: polls and batches, also ones that are ending.  gRPC
+delays further calls at the caller.  Questions alone must not reach the limit: a poll that is delayed looks like a dead
+subscriber."""
 
 
 def open_channel(settings: LongpollSettings, address: str) -> aio.Channel:
-    """A connection of its own to a publisher.  Connects when it is first used.  Call it in the event loop."""
+    """A new connection to a publisher, which connects at its first use.  Call it in the event loop."""
     arguments: list[tuple[str, object]] = [
-        # Channels of a process to the same place would share a connection otherwise.
+        # Otherwise channels of a process to the same address would share a connection.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -29,7 +30,7 @@ def open_channel(settings: LongpollSettings, address: str) -> aio.Channel:
         ("grpc.initial_reconnect_backoff_ms", round(settings.link.retry_min_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", round(settings.link.retry_max_s * 1000)),
         ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
-        # Repeating is the core's business: it alone knows what has no second effect.
+        # The core repeats calls: only it knows which calls may be repeated.
         ("grpc.enable_retries", 0),
     ]
     target = check_address(address)
@@ -42,23 +43,23 @@ def open_channel(settings: LongpollSettings, address: str) -> aio.Channel:
 
 
 def open_server(settings: LongpollSettings, handler: grpc.GenericRpcHandler) -> tuple[aio.Server, str]:
-    """A server that owns the configured address, not started, and the address that subscribers should use.
+    """A server that has bound the configured address but is not started, and the address for subscribers.
 
     Call it in the event loop.  Raises AddressInUse, InvalidConfig, and LimitReached when gRPC gets no thread.
     """
     options: list[tuple[str, object]] = [
-        ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
+        ("grpc.so_reuseport", 0),  # else two publishers could bind one address, each with half of the subscribers
         ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", QUERIES_MAX + CALLS_MAX),
-        # A peer that vanished without a word must not hold a connection for as long as the kernel is patient.
+        # The connection of a peer that has vanished is closed long before the kernel would close it.
         ("grpc.keepalive_time_ms", round(settings.link.poll_interval_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.link.poll_grace_s * 1000)),
     ]
     try:
         server = aio.server(options=options)
     except RuntimeError as error:
-        raise LimitReached(f"gRPC cannot start a thread of its own: {error}") from error
+        raise LimitReached(f"gRPC cannot start a thread: {error}") from error
     server.add_generic_rpc_handlers((handler,))
     host = f"[{settings.bind_host}]" if ":" in settings.bind_host else settings.bind_host
     target = f"{host}:{settings.port}"
@@ -75,13 +76,13 @@ def open_server(settings: LongpollSettings, handler: grpc.GenericRpcHandler) -> 
 
 def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
     if tls.cert_file is None or tls.key_file is None:
-        raise InvalidConfig("where publishers run, TLS needs [pubsub] tls_cert_file and tls_key_file")
+        raise InvalidConfig("for a publisher, TLS needs [pubsub] tls_cert_file and tls_key_file")
     pair = (tls.key_file, tls.cert_file)
     return grpc.ssl_server_credentials([pair], tls.ca_file if tls.client_auth else None, tls.client_auth)
 
 
 def _bind_error(settings: LongpollSettings, target: str, error: RuntimeError) -> AddressInUse | InvalidConfig:
-    """gRPC has one error for everything that can go wrong; binding once more tells which it was."""
+    """The reason why the address could not be bound.  gRPC has one error for all reasons, so bind once more to see."""
     family = socket.AF_INET6 if ":" in settings.bind_host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

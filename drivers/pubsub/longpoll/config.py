@@ -1,6 +1,6 @@
-"""The ``[longpoll]`` option group, the addresses, and what the rest of the driver reads of them, checked once.
+"""The ``[longpoll]`` option group, addresses, and the checked settings that the driver reads from them.
 
-Imports nothing foreign, so that options can be listed and checked where the library is not installed.
+It does not import gRPC, so that options can be listed and checked where gRPC is not installed.
 """
 
 from __future__ import annotations
@@ -29,45 +29,46 @@ _POLICIES_REMEMBERED = 65_536
 
 OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.ListOpt("latest_topics", default=[],
-                help="Topic filters. Of what waits for a slow subscriber on such a topic only the newest frame is "
-                     "kept; the numbers that are skipped are announced and counted."),
+                help="Topic filters. Of the frames that wait for a slow subscriber on such a topic only the newest is "
+                     "kept; the skipped numbers are announced and counted."),
     cfg.ListOpt("lossy_topics", default=[],
-                help="Topic filters. Frames on such topics are the first to go, oldest first, when the mailbox of "
-                     "a slow subscriber is full; the numbers that are skipped are announced and counted."),
+                help="Topic filters. Frames on such topics are dropped first, oldest first, when the mailbox of "
+                     "a slow subscriber is full; the skipped numbers are announced and counted."),
     count("mailbox_frames_max", 50_000, 1, 10_000_000, "Frames that wait at the publisher for one subscriber. When "
-          "they are too many, or have more than 32 MiB, and latest_topics and lossy_topics make no room, it is "
+          "there are more, or more than 32 MiB, and latest_topics and lossy_topics make no room, the subscriber is "
           "reset: it repairs or resyncs."),
-    text("tls_server_name", None, "Name in the publisher's certificate, where it is not the host of its address."),
+    text("tls_server_name", None, "Name in the publisher's certificate, if it is not the host of its address."),
 )  # fmt: skip
 
 POLLS_PER_TIMEOUT = 3
-"""A poll for which there is nothing is answered, and repeated, so many times in ``link_timeout``: the sign of life of
-both sides."""
+"""An idle poll is answered, and repeated, this often in ``link_timeout``, so that both sides see that the other
+lives."""
 SESSION_TIMEOUT_S = 30.0
-"""A subscriber that has not polled for this long, or for ``link_timeout``, is taken for dead, and what the publisher
-holds for it is freed.  If it lives, it is told and begins anew: shorter breaks lose nothing."""
+"""A subscriber that has not polled for this long, or for ``link_timeout``, is considered dead, and the publisher frees
+its mailbox.  If it lives, it gets an error and begins a new session.  Shorter interruptions lose nothing."""
 POLL_GRACE_S = 5.0
-"""A publisher whose answer to a poll is this late is taken for dead: longer than a busy machine stands still."""
+"""A publisher whose answer to a poll is this late is considered dead: longer than the pauses of a busy machine."""
 SESSIONS_MAX = 10_000
-"""Subscribers of one publisher, what the descriptors of a process allow; more are refused, and try again."""
+"""Subscribers of one publisher, as many as a process has descriptors for; more are refused, and try again."""
 MAILBOX_BYTES_MAX = 32 * MIB
-"""As ``mailbox_frames_max``, in bytes, 200 for each frame beside its own."""
+"""The limit of a mailbox in bytes; each frame counts 200 beside its own."""
 REPLY_FRAMES_MAX = 5000
 REPLY_BYTES_MAX = 4 * MIB
-"""Frames in one answer to a poll, the largest message that gRPC takes by default; a larger frame goes alone."""
+"""Limits of one answer to a poll; the default size limit of a gRPC message.  A larger frame is sent alone."""
 COMMAND_BATCH_MAX = 2000
-"""Subscriptions and their ends in one batch: a few milliseconds of the publisher's time."""
+"""Commands in one batch: a few milliseconds of the publisher's time."""
 SUBSCRIPTIONS_MAX = 2_000_000
-"""Subscriptions at one publisher, all subscribers together: about 500 MB."""
+"""Subscriptions of all subscribers at one publisher: about 500 MB."""
 QUERIES_MAX = 256
 """Queries that a publisher answers, or a subscriber asks, at the same time."""
 QUERY_TIMEOUT_S = 10.0
-"""How long answers to a query are awaited.  The layer above asks again long before."""
+"""How long a link waits for the answers to a query.  The layer above asks again much earlier."""
 SEND_WAIT_INTERVAL_S = 1.0
-"""After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
+"""After a wait for a slow subscriber has timed out, the publisher does not wait for any subscriber during this time, so
+that one that stands still costs the others a tenth of the time."""
 LINGER_S = 1.0
-"""How long close() waits: of a publisher until subscribers have fetched what was sent, of a subscriber until publishers
-know that it leaves."""
+"""How long close() waits: a publisher until subscribers have fetched all frames, a subscriber until publishers know
+that it leaves."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
@@ -93,26 +94,26 @@ class Tls:
 
 @dataclasses.dataclass(frozen=True)
 class LongpollSettings:
-    """What the options of both groups say, checked, in the words of this driver."""
+    """The checked settings, from the options of both groups."""
 
     bind_host: str
     port: int
     public_host: str
-    """What subscribers are told when every interface is bound."""
+    """The host for subscribers when the publisher binds every interface."""
     listen_addresses: tuple[str, ...]
     publisher: LongpollPublisherSettings
     link: LinkSettings
     frame_bytes_max: int
-    """The largest frame that the session layer accepts: what a query may be."""
+    """The largest frame that the session layer accepts, and so the largest query."""
     tls: Tls | None
     connect_timeout_s: float
     send_wait_s: float
-    """How long a sender waits for a subscriber whose mailbox is full."""
+    """How long a publisher waits for a subscriber whose mailbox is full."""
     receive_queue_bytes_max: int
 
 
 def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
-    """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
+    """The settings from both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
     config.check_group(conf, GROUP, OPTIONS)
     options, pubsub = conf[GROUP], conf[config.GROUP]
     if pubsub.publisher_transport != "tcp":
@@ -138,7 +139,7 @@ def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
         tls=_read_tls(options, pubsub),
         connect_timeout_s=pubsub.connect_timeout,
         send_wait_s=pubsub.send_wait,
-        # While more waits for the receiver, nothing is polled; the layer above has the larger queue.
+        # Links do not poll while this queue is full; the layer above has a larger queue.
         receive_queue_bytes_max=pubsub.receive_queue_bytes_max // 4,
     )
 
@@ -154,7 +155,7 @@ def _publisher_settings(
             reply_bytes_max=REPLY_BYTES_MAX,
         ),
         poll_interval_s=pubsub.link_timeout / POLLS_PER_TIMEOUT,
-        # Twice the longest retry: a session must not be forgotten before its link is tried again.
+        # At least twice the longest pause: the link must try again before its session is forgotten.
         session_timeout_s=max(SESSION_TIMEOUT_S, pubsub.link_timeout, 2 * pubsub.retry_interval_max),
         sessions_max=SESSIONS_MAX,
         subscriptions_max=SUBSCRIPTIONS_MAX,
@@ -164,7 +165,7 @@ def _publisher_settings(
 
 
 class Policies:
-    """Which policy a topic has.  Raises InvalidConfig for what is not a filter, or is in both lists."""
+    """The policy of each topic.  Raises InvalidConfig for an invalid filter, and for one in both lists."""
 
     def __init__(self, latest: Sequence[str], lossy: Sequence[str]) -> None:
         try:
@@ -182,7 +183,7 @@ class Policies:
 
 
 def _read_tls(options: cfg.ConfigOpts.GroupAttr, common: cfg.ConfigOpts.GroupAttr) -> Tls | None:
-    """None, and links that are not encrypted, when no certificate is given."""
+    """The TLS files; None when no option of TLS is set: then links are not encrypted."""
     given = [name for name in TLS_NAMES if getattr(common, name)]
     if not given:
         return None
@@ -217,8 +218,8 @@ def check_address(address: str) -> str:
 
 
 def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:
-    """Set overrides from ``longpoll://host:port?option=value``.  A host that stands for every interface is bound to; it
-    is nothing a subscriber can listen to, so ``publishers_ips`` keeps its value then.  Raises InvalidConfig."""
+    """Set overrides from ``longpoll://host:port?option=value``.  A host that means every interface is only bound:
+    subscribers cannot connect to it, so ``publishers_ips`` keeps its value.  Raises InvalidConfig."""
     try:
         host, port = url.hostname, url.port
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""One link of a subscriber to one publisher: does in the event loop what `subscriber_core.LinkCore` decides."""
+"""One link of a subscriber to one publisher: does in the event loop what `core.subscriber.LinkCore` decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 
 
 class LongpollLink:
-    """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
+    """Call its methods in the loop; `is_up` and `counters` may be read from any thread."""
 
     def __init__(
         self, settings: LongpollSettings, address: str, filters: list[str], inbox: Inbox, tally: Tally
@@ -48,15 +48,15 @@ class LongpollLink:
         self._leave: Any = self._channel.unary_unary(wire.LEAVE)
         self._ask: Any = self._channel.unary_stream(wire.ASK)
         self._polls: Any = None
-        """The call that carried the last poll and its answer, for the next one."""
+        """The call that carried the last poll and its answer; the next poll uses it, too."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._timer: asyncio.TimerHandle | None = None
         self._held: actions.SendPoll | None = None
-        """A poll that is sent when the receiver has caught up."""
-        self._has_complained = False
+        """A poll that is sent when the inbox has room again."""
+        self._has_warned = False
         self._room = asyncio.Event()
-        """The receiver has caught up, for answers to queries that wait for that."""
+        """Set when the inbox has room again, for answers to queries that wait for it."""
 
     @property
     def is_up(self) -> bool:
@@ -78,14 +78,15 @@ class LongpollLink:
         self._act()
 
     def on_room(self) -> None:
-        """The receiver has caught up."""
+        """Go on: the inbox has room again."""
         self._room.set()
         held, self._held = self._held, None
         if held is not None:
             self._do(held)
 
     def query(self, frame: bytes, tell: Callable[[int], None]) -> bool:
-        """Ask the publisher; ``tell`` learns whether it serves queries, 1 or 0.  False when it cannot be asked now."""
+        """Ask the publisher.  ``tell`` is called with 1 if the publisher serves queries, else with 0.  Returns False
+        when it cannot be asked now."""
         if not self.is_up:
             return False
         if self._queries >= config.QUERIES_MAX:
@@ -96,7 +97,7 @@ class LongpollLink:
         return True
 
     async def close(self) -> None:
-        """Leave the publisher, as well as that can be done within `config.LINGER_S`, and release the connection."""
+        """Try for `config.LINGER_S` to tell the publisher, then release the connection."""
         is_known = self._core.is_known
         self._core.close()
         self._held = None
@@ -110,7 +111,7 @@ class LongpollLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
 
-    # -- the core's will
+    # -- actions of the core
 
     def _tick(self) -> None:
         self._timer = None
@@ -137,13 +138,13 @@ class LongpollLink:
                 self._spawn(self._send_poll(action))
             else:
                 self._held = action
-                self._keep_polls(None)  # the publisher is ready to read the next poll, and not for long
+                self._keep_polls(None)  # the publisher waits only for a short time for the next poll of a call
         elif isinstance(action, actions.SendBatch):
             self._spawn(self._send_batch(action))
         elif isinstance(action, actions.SendLeave):
             self._spawn(self._send_leave(action))
         elif isinstance(action, actions.Up):
-            self._has_complained = False
+            self._has_warned = False
             self._inbox.put_report(Connected(self.address))
         elif isinstance(action, actions.Down):
             self._inbox.put_report(Disconnected(self.address, action.reason))
@@ -162,17 +163,17 @@ class LongpollLink:
         try:
             mail = wire.decode(Mail, await self._exchange(wire.encode(poll), action.timeout_s))
         except (aio.AioRpcError, MalformedFrame, TimeoutError) as error:
-            self._core.poll_failed(poll, self._complain(error), time.monotonic())
+            self._core.poll_failed(poll, self._explain(error), time.monotonic())
         else:
             self._core.poll_answered(poll, mail, time.monotonic())
         self._act()
 
     async def _exchange(self, poll: bytes, timeout_s: float) -> bytes:
-        """The answer to a poll, in the call that carried the one before, unless that has ended meanwhile.
+        """Send a poll and return its answer: in the call of the poll before, or in a new one if that has ended.
 
         Raises AioRpcError, TimeoutError, and MalformedFrame when the publisher ends a new call without an answer.
         """
-        # Taken out: a poll of a former session may still wait in a call of its own.
+        # Only one poll uses a call: a poll of an earlier session may still wait in its own.
         call, self._polls = self._polls, None
         is_new = call is None
         if is_new:
@@ -194,7 +195,7 @@ class LongpollLink:
                 raise TimeoutError(f"no answer to a poll within {timeout_s:g} s") from None
             raise
         except (aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # So gRPC says that the other side has ended the call before the poll was written.
+            # In these ways gRPC says that the other side had ended the call before the poll was written.
             if is_new or (isinstance(error, aio.AioRpcError) and error.code() is not grpc.StatusCode.INTERNAL):
                 raise
             answer = aio.EOF
@@ -208,7 +209,7 @@ class LongpollLink:
         return await self._exchange(poll, timeout_s)
 
     def _keep_polls(self, call: Any) -> None:
-        """The next poll is for this call; None: for a new one.  What was kept before is ended."""
+        """Keep a call for the next poll, or None for a new one; end the call that was kept before."""
         if self._polls is not None:
             self._polls.cancel()
         self._polls = call
@@ -218,7 +219,7 @@ class LongpollLink:
         try:
             applied = wire.decode(Applied, await self._command(wire.encode(batch), timeout=action.timeout_s))
         except (aio.AioRpcError, MalformedFrame) as error:
-            self._core.batch_failed(batch, self._complain(error), time.monotonic())
+            self._core.batch_failed(batch, self._explain(error), time.monotonic())
         else:
             self._core.batch_answered(batch, applied, time.monotonic())
         self._act()
@@ -227,7 +228,7 @@ class LongpollLink:
         try:
             await self._leave(wire.encode(action.leave), timeout=config.LINGER_S)
         except aio.AioRpcError as error:
-            LOG.debug("%s: the publisher was not told that we leave: %s", self.address, error.details())
+            LOG.debug("%s: the publisher was not told that this subscriber leaves: %s", self.address, error.details())
 
     async def _send_query(self, frame: bytes, tell: Callable[[int], None]) -> None:
         try:
@@ -247,18 +248,18 @@ class LongpollLink:
             self._queries -= 1
 
     async def _wait_for_room(self) -> None:
-        """Let the rest of an answer wait in the connection while the receiver is behind."""
+        """Leave the rest of an answer in the connection while the inbox is full."""
         while not self._inbox.has_room:
             self._room.clear()
             await self._room.wait()
 
-    def _complain(self, error: aio.AioRpcError | MalformedFrame | TimeoutError) -> str:
-        """The reason of a failure, in words; what an operator must know is logged once."""
+    def _explain(self, error: aio.AioRpcError | MalformedFrame | TimeoutError) -> str:
+        """The reason of a failure, in words.  The first one since the link was up is logged."""
         if isinstance(error, MalformedFrame):
             return str(error)
         is_ours = isinstance(error, aio.AioRpcError) and error.code() is grpc.StatusCode.CANCELLED
         reason = f"{error.code().name}: {error.details()}" if isinstance(error, aio.AioRpcError) else str(error)
-        if not is_ours and not self._has_complained:
-            self._has_complained = True
+        if not is_ours and not self._has_warned:
+            self._has_warned = True
             LOG.warning("%s: no link to the publisher: %s", self.address, reason)
         return reason

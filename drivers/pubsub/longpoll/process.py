@@ -1,11 +1,11 @@
-"""The one event loop of a process that all gRPC calls run on, and what gRPC cannot do: live through ``fork()``.
+"""The event loop of a process, on which all gRPC calls run, and the protection against ``fork()``.
 
-Every end of the driver, publisher or subscriber, uses the loop from when it opens to when it closes; the thread ends
-with the last of them.  One loop, because gRPC's asyncio face has one queue per process that several loops would fight
-for.
+Every end of the driver, publisher or subscriber, uses the loop while it is open; its thread ends with the last of them.
+There is one loop, because gRPC's asyncio interface has one queue per process, for which several loops would compete.
 
-After a fork gRPC's threads are missing in the child, and calls hang.  So a child of a process that ever opened an end
-refuses to work, and never closes what it inherited.  Ends that are still open when the program ends are closed then.
+After a fork the child lacks gRPC's threads, and calls would hang.  So a child of a process that has ever opened an end
+refuses to work, and never closes what it inherited.  Ends that are still open at the end of the program are closed
+then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Closable(Protocol):
 
 
 class LongpollProcess:
-    """What this process has opened, and whether it may go on doing so.  Thread-safe."""
+    """The open ends of this process, and whether it may open more.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,8 @@ class LongpollProcess:
             )
 
     def enter(self, end: _Closable) -> asyncio.AbstractEventLoop:
-        """The loop, for an end that opens; it runs until `leave`.  Raises Forked, LimitReached."""
+        """The loop, for an end that opens; it runs at least until that end has called `leave`.  Raises Forked,
+        LimitReached."""
         self.check()
         with self._lock:
             self._has_opened = True
@@ -73,7 +74,7 @@ class LongpollProcess:
             return self._loop
 
     def leave(self, end: _Closable) -> None:
-        """An end is closed.  With the last one the loop ends, and its thread has ended when this returns."""
+        """Note that an end has closed.  With the last one the loop ends; then blocks until its thread has ended."""
         with self._lock:
             if end not in self._ends:
                 return
@@ -85,7 +86,7 @@ class LongpollProcess:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join()
-        # gRPC has a thread of its own that ends when its last object is freed; some releases tie theirs in cycles.
+        # A thread of gRPC ends when gRPC's last object is freed, and some releases of it have cycles of objects.
         gc.collect()
 
     def _before_fork(self) -> None:
@@ -100,7 +101,7 @@ class LongpollProcess:
         self._is_forked = self._is_forked or self._has_opened
         forking.set_aside((self._loop, dict(self._ends)))
         if self._has_opened:
-            gc.freeze()  # what is garbage of gRPC's already must not be freed here either
+            gc.freeze()  # gRPC's objects must not be freed in the child, not even those that are garbage already
         self._lock = threading.Lock()
 
     def _on_exit(self) -> None:
@@ -146,7 +147,7 @@ def in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Res
 
 
 def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> bool:
-    """Have something called in the loop, soon; False when it has ended."""
+    """Have the loop call a function soon.  Returns False when the loop has ended.  Call it from any thread."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:

@@ -1,10 +1,10 @@
-"""The sending end: a gRPC server on the event loop of the process, around `publisher_core.PublisherCore`.
+"""The sending end: a gRPC server on the event loop of the process, around `core.publisher.LongpollPublisherCore`.
 
-``send`` puts frames into mailboxes in the caller's thread, under a lock, and has the loop answer the polls that wait.
-While the loop is busy with that, further frames gather: batching needs no timer.
+``send`` puts frames into mailboxes on the caller's thread, under a lock, and has the loop answer the waiting polls.
+While the loop does that, further frames gather, so batching needs no timer.
 
-A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
-``send_wait`` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
+``send`` waits for a subscriber whose mailbox is full, because repairing dropped frames costs far more than a pause.  It
+waits ``send_wait`` at most, and then waits for no subscriber during `SEND_WAIT_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _COUNTED = (
     "sessions_dead", "refused", "unknown", "superseded", "repeated_commands", "events_coalesced", "events_dropped",
     "hellos_withheld", "resets", "frames_reset",
 )  # fmt: skip
-"""Those of the core's counters that tell of something dropped, refused or done again."""
+"""The counters of the core about something that was dropped, refused or repeated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LongpollPublisherStatistics:
-    """What a publisher holds now, and what happened since its start."""
+    """What a publisher holds now, and its counters since its start."""
 
     sessions: int
     subscriptions: int
@@ -61,7 +61,7 @@ class LongpollPublisher(DriverPublisher):
     def __init__(self, settings: LongpollSettings) -> None:
         self._core = LongpollPublisherCore(settings.publisher, secrets.token_bytes(_PUBLISHER_BYTES))
         self._room = threading.Condition()
-        """The lock of this end, which guards the core.  Notified when a mailbox has room again, or is empty."""
+        """The lock of this end, which guards the core.  Notified when a mailbox may have room again, or be empty."""
         super().__init__(
             make_address(settings.bind_host, settings.port),
             Tally("queries_refused", "requests_malformed", "requests_abandoned"),
@@ -72,7 +72,7 @@ class LongpollPublisher(DriverPublisher):
         self._no_wait_until = 0.0
         self._service: Service | None = None
 
-    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - the address is owned or not
+    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - an address that is bound stays so
         service = Service(self._settings, self._core, self._room, PROCESS.enter(self), self._tally)
         try:
             self._address = in_loop(service.loop, service.start(), _LOOP_TIMEOUT_S)
@@ -102,7 +102,7 @@ class LongpollPublisher(DriverPublisher):
                 service.post_flush()
 
     def _wait_for_room(self, service: Service) -> None:
-        """Give a subscriber that is behind a moment; one without room is reset then.  The caller holds the lock."""
+        """Wait for subscribers with a full mailbox; then reset those without room.  The caller holds the lock."""
         service.post_flush()
         now = time.monotonic()
         if now >= self._no_wait_until:
@@ -111,7 +111,7 @@ class LongpollPublisher(DriverPublisher):
             self._no_wait_until = now + SEND_WAIT_INTERVAL_S
         for session in self._core.reset_overfull():
             LOG.warning(
-                "%s: subscriber %s reads too slowly, what waited for it is given up and it is told",
+                "%s: subscriber %s reads too slowly: its waiting frames are dropped, and it will repair or resync",
                 self._address,
                 session.id.hex(),
             )
@@ -124,15 +124,15 @@ class LongpollPublisher(DriverPublisher):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Costs a look at every session."""
+        """Reads every session."""
         counted = PublisherCounters()
-        if not PROCESS.is_child:  # else the lock may be held for ever
+        if not PROCESS.is_child:  # in a child the lock may be held for ever
             with self._lock:
                 counted = self._core.counters()
         return self._tally.counts() | {name: getattr(counted, name) for name in _COUNTED}
 
     def statistics(self) -> LongpollPublisherStatistics:
-        """A snapshot.  Costs a look at every session."""
+        """A snapshot.  Reads every session."""
         with self._lock:
             mailboxes = [session.mailbox for session in self._core.sessions.values()]
             return LongpollPublisherStatistics(

@@ -1,6 +1,6 @@
-"""The gRPC server of a publisher: takes calls in the event loop and has `publisher_core.PublisherCore` decide.
+"""The gRPC server of a publisher: handles calls in the event loop as `core.publisher.LongpollPublisherCore` decides.
 
-The core is shared with the threads that send, and is used under a lock that no thread holds for long.
+Threads that send share the core with it, under a lock that no thread holds for long.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 0.2
 _TOO_SLOW = "too slow"
 _READING_MAX = 128
-"""Requests that are read at the same time, and so in memory before anything is known of them: with the largest size of
-one (`channels.REQUEST_BYTES_MAX`) a quarter of a gigabyte.  Others wait; a usual one is read in a moment."""
+"""Requests that are read at the same time.  They are in memory before they are checked: a quarter of a gigabyte if all
+have the largest size (`channels.REQUEST_BYTES_MAX`).  Further requests wait; a usual one is read in a moment."""
 
 
 class Service(grpc.GenericRpcHandler):
@@ -62,9 +62,9 @@ class Service(grpc.GenericRpcHandler):
         self._is_flush_posted = False
         self._timer: asyncio.TimerHandle | None = None
         self._queries = 0
-        # Answers are made by the handler, which may take its time: the loop must not wait for it.
+        # The handler makes answers in another thread, because it may take long and the loop must not wait for it.
         self._answerer = ThreadPoolExecutor(1, "longpoll answers")
-        # To gRPC every request is a stream, but for polls of one message: so it is read when we say so, not before.
+        # Registered as streams, also those with one request, so that gRPC reads requests only when `_read` asks for it.
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             wire.COMMAND: unary(self._on_command),
@@ -78,13 +78,13 @@ class Service(grpc.GenericRpcHandler):
         return self._methods.get(handler_call_details.method)
 
     async def start(self) -> str:
-        """Own the address and return it."""
+        """Bind the address and return it.  Raises AddressInUse, InvalidConfig, LimitReached."""
         self._server, address = open_server(self._settings, self)
         await self._server.start()
         return address
 
     async def stop(self) -> None:
-        """Tell subscribers that wait that the publisher ends, and end."""
+        """Tell waiting subscribers that the publisher ends, then stop the server."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:
@@ -99,7 +99,7 @@ class Service(grpc.GenericRpcHandler):
         self._methods.clear()
 
     def post_flush(self) -> None:
-        """Have the polls answered for which there is mail.  From any thread, with the lock held."""
+        """Have the loop answer the polls for which there is mail.  Call it from any thread, with the lock held."""
         if not self._is_flush_posted:
             self._is_flush_posted = post(self.loop, self._flush)
 
@@ -117,7 +117,7 @@ class Service(grpc.GenericRpcHandler):
                 waiting.set_result(mail)
 
     def _schedule(self) -> None:
-        """Look at the core again when it is due.  The caller holds the lock."""
+        """Set the timer for the core's next deadline.  The caller holds the lock."""
         due = self._core.next_deadline()
         if due is None or self._server is None:
             return
@@ -146,9 +146,10 @@ class Service(grpc.GenericRpcHandler):
         return wire.encode(applied)
 
     async def _on_polls(self, _requests: Requests, context: Context) -> None:
-        """The polls of a session, each read when the one before is answered: a call for each would cost twice as much.
+        """Handle polls of a session in one call, each read after the last one was answered: a call for each would cost
+        twice as much.
 
-        It may end after any answer, by either side; the next poll then comes in another call.
+        Either side may end the call after any answer; the next poll then comes in another call.
         """
         poll = await self._read_message(Poll, context)
         while True:
@@ -199,15 +200,15 @@ class Service(grpc.GenericRpcHandler):
             return
         if self._queries >= QUERIES_MAX:
             self._tally.add("queries_refused")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the publisher answers QUERIES_MAX others")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the publisher answers {QUERIES_MAX} queries now")
         yield wire.SERVED
         self._queries += 1
         try:
             parts = handler(query)
             while (part := await self.loop.run_in_executor(self._answerer, next, parts, None)) is not None:
                 yield part
-        except RuntimeError as error:  # the thread that answers was ended
-            LOG.debug("the publisher closes, and an answer breaks off: %s", error)
+        except RuntimeError as error:  # the thread that answers has ended
+            LOG.debug("the publisher closes, and an answer is incomplete: %s", error)
         finally:
             self._queries -= 1
 
@@ -223,7 +224,7 @@ class Service(grpc.GenericRpcHandler):
             raise
 
     async def _read(self, context: Context) -> bytes:
-        """The first request of a call.  One that comes too slowly, or not at all, ends it."""
+        """The first request of a call.  Aborts the call when the request comes too slowly or not at all."""
         request = await self._read_in_time(context)
         if request is None:
             self._tally.add("requests_abandoned")
@@ -233,7 +234,8 @@ class Service(grpc.GenericRpcHandler):
         return request or b""
 
     async def _read_in_time(self, context: Context) -> bytes | None:
-        """The next request of a call, once it is its turn; empty when there is none, None when it comes too slowly."""
+        """The next request of a call.  Waits for its turn to be read; empty when there is none, None when it comes too
+        slowly."""
         task = asyncio.current_task()
         assert task is not None
         async with self._reading:
@@ -246,4 +248,4 @@ class Service(grpc.GenericRpcHandler):
                 return None
             finally:
                 timer.cancel()
-        return request if isinstance(request, bytes) else b""  # no request at all is a malformed one
+        return request if isinstance(request, bytes) else b""  # an empty request is refused as malformed

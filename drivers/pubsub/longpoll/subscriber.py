@@ -18,7 +18,7 @@ from pubsub_api.errors import TransportUnavailable
 
 _LOOP_TIMEOUT_S = 30.0
 _COUNTED = ("failures", "forgotten", "resets", "duplicates", "outdated", "skipped")
-"""Those of a link's counters that tell of something dropped or done again."""
+"""The counters of a link about something that was dropped or repeated."""
 
 
 def _counted(link: LongpollLink) -> dict[str, int]:
@@ -26,19 +26,18 @@ def _counted(link: LongpollLink) -> dict[str, int]:
 
 
 class LongpollSubscriber(DriverSubscriber):
-    """See `SubscriberApi`.  The links learn what is registered in order, in the loop."""
+    """See `SubscriberApi`.  The loop passes registrations on to the links, in order."""
 
     def __init__(self, settings: LongpollSettings) -> None:
-        # The tally is of the queries of all links, and of links that are gone.
+        # The tally counts the queries of all links, and has the counters of links that are closed.
         super().__init__(Tally("queries_dropped", "queries_failed", *_COUNTED), guard=PROCESS)
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commands: deque[Callable[[], None]] = deque()
         self._is_posted = False
-        # A link does not poll while there is no room: so frames wait where there is a policy for them, in the
-        # publisher's mailbox.
+        # A link does not poll while the inbox is full: then frames wait in the publisher's mailbox, which has a policy.
         self._inbox = Inbox(settings.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
-        # The loop's own:
+        # Used in the loop only:
         self._links: dict[str, LongpollLink] = {}
         self._wanted: dict[str, None] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -46,7 +45,7 @@ class LongpollSubscriber(DriverSubscriber):
     # -- called from any thread
 
     def query(self, frame: bytes) -> int | None:
-        """How many serve is known when each has answered: `Asked` tells."""
+        """Hand the query to all links.  How many publishers answer queries is reported later, as `Asked`."""
         self._check_usable()
         if not any(link.is_up for link in tuple(self._links.values())):
             raise TransportUnavailable("no link is up that could carry the query")
@@ -56,13 +55,13 @@ class LongpollSubscriber(DriverSubscriber):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        if PROCESS.is_child:  # the lock may be held for ever
+        if PROCESS.is_child:  # in a child the lock may be held for ever
             return self._tally.counts()
         with self._lock:
             return total((self._tally.counts(), *map(_counted, self._links.values())))
 
     def statistics(self) -> dict[str, LinkCounters]:
-        """What happened to each link so far, by address."""
+        """The counters of each link, by address."""
         return {address: dataclasses.replace(link.counters) for address, link in tuple(self._links.items())}
 
     def _check_address(self, address: str) -> None:
@@ -99,7 +98,7 @@ class LongpollSubscriber(DriverSubscriber):
                 PROCESS.leave(self)
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Have the loop do something, in order.  The caller holds the lock.  After ``close`` nothing is done."""
+        """Have the loop run a command, in order.  The caller holds the lock.  No effect after ``close``."""
         if self._loop is None:
             return
         self._commands.append(command)
@@ -148,7 +147,8 @@ class LongpollSubscriber(DriverSubscriber):
             self._inbox.put_report(Disconnected(address, "the address was unregistered"))
 
     def _keep_counts(self, link: LongpollLink) -> None:
-        """The caller holds the lock: no number may seem to shrink meanwhile."""
+        """Add the counters of a link that closes to the tally.  The caller holds the lock, so that no reader sees a
+        smaller sum meanwhile."""
         for name, count in _counted(link).items():
             self._tally.add(name, count)
 

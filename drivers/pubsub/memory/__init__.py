@@ -1,17 +1,17 @@
-"""Driver ``memory``: a bus inside one process, for tests, examples and the first five minutes.
+"""Driver ``memory``: a bus inside one process, for tests, examples and first steps.
 
 Connection string
-    ``memory://name``.  All sessions of the process that use the same name share one bus.  A forked child starts with
-    no bus at all.
+    ``memory://name``.  All sessions of the process that use the same name share one bus.  A forked child starts
+    without any bus.
 Features
-    Connect-based (both ends connect to the bus), queries, native wildcards.  The receiver is called from a
-    thread of the driver, in batches, behind a bounded queue that drops, and counts, when it is full.
+    Connect-based (both ends connect to the bus), queries, native wildcards.  A thread of the driver calls the receiver,
+    in batches, behind a bounded queue that drops and counts frames when it is full.
 Options
     Group ``[memory]``.
 
-Every fault can be injected: ``MemoryPubSub.bus("name")`` is the control of a bus, and its ``faults`` drop, duplicate,
-reorder, delay, cut and freeze what goes to each subscriber and what each subscriber asks.  The driver does not cross
-processes, and it is no model of how fast or how reliable a real transport is.
+Every fault can be injected: ``MemoryPubSub.bus("name")`` controls a bus, and its ``faults`` drop, duplicate, reorder,
+delay, cut and freeze the frames to each subscriber and the queries of each subscriber.  The driver does not cross
+processes.  It says nothing about the speed or the reliability of a real transport.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemorySubscriber(DriverSubscriber):
     def _check_address(self, address: str) -> None:
         _bus_name(address)
 
-    def _open(self, receiver: GuardedReceiver) -> None:  # noqa: ARG002 - the thread finds it in the attribute
+    def _open(self, receiver: GuardedReceiver) -> None:  # noqa: ARG002 - the thread reads the attribute
         self._mailbox.start()
 
     def _is_alive(self) -> bool:
@@ -98,7 +98,7 @@ class MemorySubscriber(DriverSubscriber):
             self._matched.discard(topic_filter)
 
     def _add_link(self, address: str) -> None:
-        """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
+        """Join a bus and report the link.  It joins first, so that it misses no change of the bus."""
         joined = REGISTRY.get(_bus_name(address))
         link = self._links[address] = _Link(joined, joined.join_subscriber(self), bus.QUEUE_BYTES_MAX)
         self._set_up(link, joined.is_up, "")
@@ -137,12 +137,12 @@ class MemorySubscriber(DriverSubscriber):
                 self._receive(joined, (frame,))
 
     def offer_replies(self, joined: Bus, replies: Sequence[bytes]) -> None:
-        """Called by a publisher that has answered our query."""
+        """Called by a publisher that has answered a query of this subscriber."""
         with self._lock:
             self._receive(joined, replies)
 
     def on_bus_changed(self, changed: Bus) -> None:
-        """Called by the bus: the link may be up or down now, and held frames may be free."""
+        """Called by the bus: the link may have gone up or down, and frames may no longer be held."""
         with self._lock:
             link = self._links.get(changed.address)
             if link is not None:
@@ -162,7 +162,8 @@ class MemorySubscriber(DriverSubscriber):
             self._tally.add("frames_dropped", lost)
 
     def _release_held(self) -> float | None:
-        """Move on what the faults held long enough; say when the next is due.  On the thread, under the lock."""
+        """Enqueue what the faults have held for long enough.  Returns when more is due.  Called on the thread, under
+        the lock."""
         now = time.monotonic()
         dues: list[float | None] = []
         for link in self._links.values():
@@ -173,7 +174,7 @@ class MemorySubscriber(DriverSubscriber):
         return min((due for due in dues if due is not None), default=None)
 
     def _deliver(self, items: list[bytes | LinkReport]) -> None:
-        """Call the receiver: a run of frames in one call, a link report in its place between them."""
+        """Call the receiver: frames that follow each other in one call, a link report in its place between them."""
         frames: list[bytes] = []
         for item in items:
             if isinstance(item, bytes):
@@ -214,7 +215,7 @@ class MemoryPubSub(PubSubApi):
 
     @staticmethod
     def bus(name: str = "default") -> Bus:
-        """The bus ``memory://name``, made when it does not exist.  Hold it as long as its faults shall last."""
+        """The bus ``memory://name``, made when it does not exist.  Hold it for as long as its faults are to last."""
         return REGISTRY.get(name)
 
     @classmethod

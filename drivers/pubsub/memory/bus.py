@@ -1,7 +1,7 @@
-"""The bus behind the ``memory`` driver: its members, what goes where, and which faults it has.
+"""The bus of the ``memory`` driver: its members, the ways of frames and queries, and its faults.
 
-A bus lives as long as it is held: by an open publisher or subscriber, or by a test that holds its control.  The two
-ends that the contract prescribes are in `heliograph_drivers.pubsub.memory`; here they are members that can be called.
+A bus lives as long as an open publisher, an open subscriber or a test holds it.  Its members are the two ends of the
+driver's contract, which are in `heliograph_drivers.pubsub.memory`; this module knows them as protocols.
 
 Lock order: the lock of a member, then the lock of a bus.  A bus calls its members without holding its own lock.
 """
@@ -21,13 +21,13 @@ from pubsub_api.runtime import forking
 from pubsub_api.testing.faults import Faults
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-"""Frames that wait for one subscriber, or queries for one publisher.  More are dropped, and counted."""
+"""Size of the queue of one subscriber, or of the queries to one publisher.  More is dropped and counted."""
 BUSES_MAX = 1024
 ENDPOINTS_MAX = 10_000
 """Of a process, and of a bus: more is a test that forgets to close."""
 SCHEME = "memory"
 ITEM_BYTES = 64
-"""What an item in a queue costs besides its own bytes, so that empty ones are bounded too."""
+"""Added to the size of each item in a queue, so that the number of empty items is bounded, too."""
 
 _Item = TypeVar("_Item")
 
@@ -71,7 +71,7 @@ class Mailbox(Generic[_Item]):
             return True
 
     def close(self) -> None:
-        """Forget what waits and end the thread.  Returns when it has ended, unless called on the thread itself."""
+        """Discard the items and end the thread.  Blocks until it has ended, unless called on the thread itself."""
         with self.lock:
             self.is_closed = True
             self._items.clear()
@@ -88,7 +88,7 @@ class Mailbox(Generic[_Item]):
             self._deliver(items)
 
     def _take(self) -> list[_Item]:
-        """All items, after waiting for at least one.  Nothing only when closed."""
+        """All items; waits for at least one.  Empty when the queue is closed."""
         with self.lock:
             while not self.is_closed:
                 due = self._tick()
@@ -100,18 +100,18 @@ class Mailbox(Generic[_Item]):
 
 
 class BusMember(Protocol):
-    """An end of a link, as the bus sees it."""
+    """An end of a link, as the bus knows it.  Any thread may call its methods."""
 
     def on_bus_changed(self, bus: Bus) -> None:
-        """The faults of the bus have changed.  Called on the thread that changed them."""
+        """Called when the faults of the bus have changed, on the thread that changed them."""
 
 
 class ListeningMember(BusMember, Protocol):
     def offer(self, bus: Bus, topic: str, frame: bytes) -> None:
-        """A frame was sent; take it if a filter matches."""
+        """Called with each frame that is sent; the member takes it if a filter matches."""
 
     def offer_replies(self, bus: Bus, replies: Sequence[bytes]) -> None:
-        """A query of this member was answered."""
+        """Called with the answers to a query of this member."""
 
 
 class SendingMember(BusMember, Protocol):
@@ -119,12 +119,12 @@ class SendingMember(BusMember, Protocol):
     def is_serving(self) -> bool: ...
 
     def offer_query(self, query: bytes, asker: ListeningMember) -> None:
-        """A query has come; answer it through ``asker.offer_replies``, on another thread."""
+        """Called with each query; the member answers through ``asker.offer_replies``, on another thread."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BusStatistics:
-    """Plain numbers about a bus.  What its faults did is counted in ``bus.faults.counts()``."""
+    """The counters of a bus.  ``bus.faults.counts()`` has those of its faults."""
 
     publishers: int
     subscribers: int
@@ -133,20 +133,20 @@ class BusStatistics:
 
 
 class Bus:
-    """What the sessions of one name share, and the control of its faults.  Thread-safe."""
+    """The bus that the sessions of one name share, and the control of its faults.  Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.address = f"{SCHEME}://{name}"
         self.faults = Faults()
-        """To make trouble: ``faults.set(drop=0.1)``, ``faults.partition(True)``, ``faults.heal()``."""
+        """Controls the faults: ``faults.set(drop=0.1)``, ``faults.partition(True)``, ``faults.heal()``."""
         self._lock = threading.Lock()
         # Replaced, never changed in place, so that sending iterates without the lock.
         self._publishers: tuple[SendingMember, ...] = ()
         self._subscribers: tuple[ListeningMember, ...] = ()
         self._joined = 0
         self.arrivals = uuid.uuid4().hex
-        """Another one after each publisher that has come."""
+        """A random text that is replaced when a publisher joins."""
         self._overflowed = 0
         self.faults.watch(self)
 
@@ -155,15 +155,15 @@ class Bus:
         self.faults.disconnect()
 
     def reconnect(self) -> None:
-        """Bring every link up again: both ends report Connected.  What was under way meanwhile is lost."""
+        """Bring every link up again: both ends report Connected.  Frames that were sent meanwhile are lost."""
         self.faults.reconnect()
 
     def freeze(self) -> None:
-        """Hold everything that is under way, until `thaw`."""
+        """Hold all frames and queries until `thaw`."""
         self.faults.freeze()
 
     def thaw(self) -> None:
-        """Let go what `freeze` held, in order."""
+        """Deliver what `freeze` has held, in order."""
         self.faults.thaw()
 
     @property
@@ -171,7 +171,7 @@ class Bus:
         return not self.faults.settings.disconnected
 
     def statistics(self) -> BusStatistics:
-        """How many open ends the bus has, and what their queues dropped since the bus exists."""
+        """How many ends are open, and how many items their queues have dropped since the bus was made."""
         return BusStatistics(len(self._publishers), len(self._subscribers), self._overflowed)
 
     def join_publisher(self, member: SendingMember) -> None:
@@ -190,13 +190,13 @@ class Bus:
             return self._joined
 
     def leave(self, leaving: BusMember) -> None:
-        """Remove an end.  A call to it that is under way may still end after this returns."""
+        """Remove an end.  A call to it on another thread may still be running when this returns."""
         with self._lock:
             self._publishers = tuple(member for member in self._publishers if member is not leaving)
             self._subscribers = tuple(member for member in self._subscribers if member is not leaving)
 
     def publish(self, topic: str, frame: bytes) -> None:
-        """Offer a frame to every subscriber, on the caller's thread.  Does not wait for any of them."""
+        """Offer a frame to every subscriber, on the caller's thread.  Does not block."""
         for subscriber in self._subscribers:
             subscriber.offer(self, topic, frame)
 
@@ -241,7 +241,7 @@ class Registry:
             return found
 
     def after_fork_in_child(self) -> None:
-        """Start afresh in a forked child: neither the parent's buses nor the lock, as some thread left it, are ours."""
+        """Begin without buses in a forked child, with a new lock: a thread of the parent may have held the old one."""
         self._lock = threading.Lock()
         self._buses = weakref.WeakValueDictionary()
 

@@ -20,7 +20,7 @@ class MemoryPublisher(DriverPublisher):
         super().__init__(f"{SCHEME}://{options.name}", Tally("queries_dropped"))
         self._options = options
         self._bus: Bus | None = None
-        # Held while reporting, so that reports come in the order of the changes; reentrant, so that a report may close.
+        # Held while reporting, so that reports have the order of the changes; reentrant, because a report may close.
         self._report_lock = threading.RLock()
         self._is_reported_up = False
         self._queries: Mailbox[tuple[bytes, ListeningMember]] | None = None

@@ -9,9 +9,9 @@ Features
     reports of connect, disconnect and subscribed.  Frames are pipelined.
 
 What it is not
-    Redis forgets a message as soon as it is sent, cuts subscribers that read too slowly (client-output-buffer-limit),
-    and loses what was under way when a connection breaks.  None of that is repaired here; all of it is reported, and
-    noticed by the numbering above.
+    Redis forgets a message as soon as it is sent, disconnects subscribers that read too slowly
+    (client-output-buffer-limit), and loses messages when a connection breaks.  The driver repairs none of this.  It
+    reports lost links, and the core detects the losses by the numbers of events.
 
 Channels, for the prefix ``heliograph:``
     ``heliograph:{topic}`` carries frames; ``heliograph:$ask:{scope}`` carries queries of a scope, each behind the
@@ -23,7 +23,7 @@ Access control
 
 Parts
     `config`: options and addresses.  `channels`: names and commands.  `wire`: the socket and the answers.
-    `connection`: one that listens.  `link`: the listening thread.  `publisher`, `subscriber`: the two ends.
+    `connection`: a connection that listens.  `link`: the thread that listens.  `publisher`, `subscriber`: the two ends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Names: topics and filters on one side, Redis channels, glob patterns and commands on the other.  Does no I/O.
+"""From topics and filters to Redis channels, glob patterns and commands.  Does no I/O.
 
 A topic is the channel ``{prefix}{topic}``.  A filter without wildcards is that one channel; with wildcards it becomes a
 pattern in which both ``+`` and ``#`` are ``*``.  Redis's ``*`` also crosses ``/``, so a pattern can deliver too much;
 the core filters.  A wildcard in the first level excludes ``$``, as the topic rules do: the channels of Heliograph
 itself are reached only by name, and a subscriber of ``#`` does not receive the queries and replies of others.
 
-Questions and their answers travel in channels that begin with the scope of the question (`pubsub_api.core.scopes`), so
-that an ACL can restrict them as it restricts topics: ``&heliograph:$ask:tenant-7/*`` beside ``&heliograph:tenant-7/*``.
+The channels of questions and answers begin with the scope of the question (`pubsub_api.core.scopes`), so that an ACL
+can restrict them like topics: ``&heliograph:$ask:tenant-7/*`` beside ``&heliograph:tenant-7/*``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pubsub_api.core.scopes import ALL
 from pubsub_api.core.topics import CONTROL_TOPIC, is_wildcard, literal_prefix
 
 NONCE_BYTES = 16
-"""What a subscriber makes up to receive replies, and puts before each of its queries."""
+"""Size of the random bytes with which a subscriber begins each query, and which name its reply channel."""
 
 _ASK = b"$ask:"
 _REPLY = b"$reply:"
@@ -28,7 +28,7 @@ _GLOB_SPECIAL = re.compile(rb"[*?\[\]\\]")
 
 
 class ChannelTarget(NamedTuple):
-    """One thing to subscribe to."""
+    """A channel or a pattern to subscribe to."""
 
     is_pattern: bool
     name: bytes
@@ -39,22 +39,23 @@ def channel_of(prefix: bytes, topic: str) -> bytes:
 
 
 def arrivals_key(prefix: bytes) -> bytes:
-    """Where publishers note that they have come: each puts something there that was never there before."""
+    """The key in which each publisher that connects writes a new random value."""
     return prefix + b"$arrivals"
 
 
 def ask_channel(prefix: bytes, scope: bytes) -> bytes:
-    """Where questions of a scope are asked.  A message is the asker's nonce and then a QUERY frame."""
+    """The channel for questions of a scope.  A message is the asker's nonce, then a QUERY frame."""
     return prefix + _ASK + scope
 
 
 def reply_channel(prefix: bytes, scope: bytes, nonce: bytes) -> bytes:
-    """Where the subscriber that made up this nonce listens for REPLY frames to its questions of that scope."""
+    """The channel for the REPLY frames to questions of a scope from the subscriber with this nonce."""
     return b"".join((prefix, _REPLY, scope, b"/", nonce.hex().encode()))
 
 
 def is_in_place(prefix: bytes, channel: bytes, frame: bytes) -> bool:
-    """Whether a frame came in the channel of what it is about: an ACL restricts channels, not what is in frames."""
+    """Whether a frame came in the channel of its topic or scope.  An ACL restricts channels, not contents: without this
+    check a user could send frames of topics that the ACL forbids."""
     name = name_of(frame)
     rest = channel[len(prefix) :]
     if rest == name:
@@ -63,7 +64,7 @@ def is_in_place(prefix: bytes, channel: bytes, frame: bytes) -> bool:
 
 
 def answer_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
-    """What to subscribe to in order to hear the questions inside of a scope."""
+    """The subscriptions that receive all questions inside a scope."""
     if scope == ALL:
         return [ChannelTarget(True, _escape(prefix + _ASK) + b"*")]
     stem = literal_prefix(scope).encode()
@@ -72,7 +73,7 @@ def answer_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
 
 
 def broader_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
-    """What to subscribe to in order to hear questions that are about the scope and more, as far as that is allowed."""
+    """The subscriptions that receive questions about more than the scope.  An ACL may refuse them."""
     if scope == ALL:
         return []
     levels = literal_prefix(scope).split("/")
@@ -82,12 +83,12 @@ def broader_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
 
 
 def targets(prefix: bytes, topic_filter: str) -> list[ChannelTarget]:
-    """What to subscribe to for a filter.  Together they cover it."""
+    """The subscriptions that together cover a filter."""
     levels = topic_filter.split("/")
     if levels[-1] != "#":
         return [_target(prefix, levels)]
     stem = levels[:-1]
-    if not stem or stem[-1] == "+":  # the star of the level before, or of "#" itself, spans what follows
+    if not stem or stem[-1] == "+":  # the star of the level before, or of "#" itself, covers all lower levels
         return [_target(prefix, stem or ["+"])]
     below = _glob(prefix, stem) + b"/*"
     return [_target(prefix, stem), ChannelTarget(True, below)]
@@ -110,12 +111,12 @@ def _escape(text: bytes) -> bytes:
 
 
 def command(*words: bytes) -> bytes:
-    """A command as the server reads it."""
+    """The bytes of a command."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
 def publish_head(channel: bytes) -> bytes:
-    """A PUBLISH up to the payload, which follows as ``<size>\\r\\n<payload>\\r\\n``."""
+    """The bytes of a PUBLISH command before the payload, which follows as ``<size>\\r\\n<payload>\\r\\n``."""
     return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%s\r\n$" % (len(channel), channel)
 
 

@@ -1,7 +1,4 @@
-"""The ``[redis]`` option group and what the rest of the driver reads of it, checked once.
-
-Imports nothing foreign, so that options can be listed where the library is not installed.
-"""
+"""The ``[redis]`` option group, and the checked settings that the driver reads from it."""
 
 from __future__ import annotations
 
@@ -18,11 +15,9 @@ from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import advanced, flag, override_from_query, text
 
 GROUP = "redis"
-"""Scheme of an address -> whether the link is encrypted."""
 
-_NOT_OURS = ("publisher_port", "publishers_ips", "publisher_bind_address", "publisher_transport")
-"""Options of ``[pubsub]`` for drivers whose publishers own an address."""
-
+_BIND_OPTIONS = ("publisher_port", "publishers_ips", "publisher_bind_address", "publisher_transport")
+"""Options of ``[pubsub]`` for bind-based drivers."""
 
 OPTIONS: Sequence[cfg.Opt] = (
     text("url", "redis://127.0.0.1:6379/0",
@@ -32,27 +27,27 @@ OPTIONS: Sequence[cfg.Opt] = (
         text("channel_prefix", "heliograph:",
              "Put before every topic to make the name of its channel. Both ends must use the same."),
         flag("note_arrivals", False,
-             "A publisher that connects notes that in the server, and a subscriber whose connection was lost needs no "
-             "resync when nobody has come meanwhile. All that publish under the prefix must have it set. It needs SET, "
-             "GET and INFO, and the key {prefix}$arrivals."),
+             "A publisher that connects writes a note to the server, and a subscriber whose connection was lost needs "
+             "no resync when no publisher has connected meanwhile. All publishers with the same prefix must set it. It "
+             "needs the commands SET, GET and INFO, and the key {prefix}$arrivals."),
     ),
 )  # fmt: skip
 
 ANSWERS_PER_TIMEOUT = 6
-"""The server may take such a part of ``link_timeout`` to accept or to answer a command.  Then the link is lost: a
-server answers at once, unlike a subscriber, which may have paused."""
+"""The server may take this fraction of ``link_timeout`` to accept or to answer a command.  After that the link counts
+as lost: unlike a subscriber, which may pause, a server answers at once."""
 HEALTH_INTERVAL_S = 5.0
-"""A link that was silent this long is asked for a sign of life."""
+"""After this long without a message of the server, the driver sends a PING."""
 UNANSWERED_MAX = 1024
-"""Frames a publisher sends ahead of the server's answers: enough to fill a link of 10 ms.  More wait
-as long as an answer may take."""
+"""Frames that a publisher sends ahead of the server's answers: enough for a link of 10 ms.  Further frames wait for an
+answer."""
 QUERIES_MAX = 256
-"""Queries of a subscriber that wait for their connection.  More are refused: they would be asked again anyway."""
+"""Queries of a subscriber that wait to be sent.  Further ones are refused, because the core asks again anyway."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RedisSettings:
-    """Everything one connection needs to know."""
+    """The settings of a connection."""
 
     server: RedisAddress
     channel_prefix: bytes
@@ -83,7 +78,7 @@ class RedisSettings:
 
 
 def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
-    """Translate the group.  Raises InvalidConfig when options contradict each other."""
+    """The settings from the configuration.  Raises InvalidConfig when options contradict each other."""
     group, common = conf[GROUP], conf[config.GROUP]
     server = parse_server(group.url)
     _check_tls(common, server)
@@ -104,15 +99,15 @@ def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
 
 
 def ignored_options(conf: cfg.ConfigOpts) -> list[str]:
-    """Names of the options of ``[pubsub]`` that are set and mean nothing here."""
+    """Names of the options of ``[pubsub]`` that are set and that this driver ignores."""
     defaults = (cfg.Locations.opt_default, cfg.Locations.set_default)
-    found = ((name, conf.get_location(name, "pubsub")) for name in _NOT_OURS)
+    found = ((name, conf.get_location(name, "pubsub")) for name in _BIND_OPTIONS)
     return [name for name, where in found if where is not None and where.location not in defaults]
 
 
 def _check_tls(common: cfg.ConfigOpts.GroupAttr, server: RedisAddress) -> None:
     if common.tls_client_auth:
-        raise InvalidConfig("[pubsub] tls_client_auth is not for redis: the server decides whom it lets in")
+        raise InvalidConfig("[pubsub] tls_client_auth is not for redis: its server decides which clients it accepts")
     files = {name: getattr(common, name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file")}
     for name, path in files.items():
         if path is not None and not server.has_tls:

@@ -1,9 +1,9 @@
-"""One connection that listens: what the server was asked, what it owes an answer, and the messages it has brought.
+"""A connection that listens: the commands that were sent, the answers to them, and the messages that arrived.
 
-Theory of operation.  Redis executes the commands of a connection in order and answers them in order, so ``_expected``,
-the queue of commands that were not answered yet, tells what each answer belongs to.  A PING sent after some SUBSCRIBEs
-is answered when all of them are in effect: it carries the report that says so.  An idle connection sends one to see
-whether the server lives; one that is owed an answer and hears nothing for ``send_timeout`` is lost.
+Redis executes and answers the commands of a connection in order.  So ``_expected``, the queue of unanswered commands,
+tells to which command an answer belongs.  A PING after some SUBSCRIBEs is answered when all of them are in effect; then
+the report that was queued with it is made.  An idle connection sends a PING to see whether the server lives.  The
+connection is lost when the server does not answer for ``operation_timeout_s``.
 
 It has no thread and does not connect again: `link` does both.
 """
@@ -32,39 +32,39 @@ LOG = logging.getLogger(__name__)
 Message = tuple[bytes, bytes]
 """Channel and payload."""
 OnReached = Callable[[int], None]
-"""Told how many clients a message was delivered to."""
+"""Called with the number of clients to which a message was delivered."""
 
 REPLY_CHANNELS_MAX = 1024
-"""Channels in which a link listens for replies, one for each scope it asks in; the one used longest ago is left."""
+"""Reply channels of a link, one for each scope in which it asks; the least recently used one is unsubscribed."""
 EXPECTED_MAX = 1024
-"""Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
+"""Subscriptions ahead of their answers.  The server keeps the answers in the bounded buffer of a subscriber."""
 SOURCES_MAX = 65_536
 
 COUNTED = ("link_failures", "messages_refused")
-"""What a link counts: losses and attempts that failed; questions, answers and channels for them that were refused."""
+"""The counters of a link: lost links and failed attempts; refused questions, answers and channels for them."""
 
 
 class _Expected(NamedTuple):
-    """A command that the server owes an answer."""
+    """A command that was not answered yet."""
 
     what: str
     is_vital: bool = True
-    """The link is useless when the server refuses it."""
+    """Whether the connection is given up when the server refuses it."""
     target: ChannelTarget | None = None
-    """What is subscribed to, where that is not vital."""
+    """The target of a subscription that is not vital."""
     report: LinkReport | None = None
-    """What is true once it was answered."""
+    """Made when the command is answered."""
     on_reached: OnReached | None = None
-    """Told the number in the answer."""
+    """Called with the number in the answer."""
     on_value: Callable[[Any], None] | None = None
-    """Told the answer."""
+    """Called with the answer."""
 
 
 class ListeningConnection:
     """See the module's description.  One thread at a time may use it.
 
-    ``on_messages`` and ``on_report`` are called in `listen`, in the order in which the server has spoken.  Every method
-    but `close` raises TransportUnavailable when the connection is lost.
+    `listen` calls ``on_messages`` and ``on_report``, in the order of the server's answers.  Every method except `close`
+    raises TransportUnavailable when the connection is lost.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class ListeningConnection:
         self._poller.register(self._descriptor, select.POLLIN)
         self._poller.register(waker, select.POLLIN)
         self.messages: list[Message] = []
-        """Read, and not handed over yet."""
+        """Messages that were read and not handed over yet."""
         self._expected: collections.deque[_Expected] = collections.deque()
         self._targets: UseCounts[ChannelTarget] = UseCounts()
         self._reply_targets: dict[ChannelTarget, None] = {}
-        """The one used last is the last."""
+        """The most recently used one is the last."""
         self._sources: dict[bytes, bytes] = {}
         self._newest_arrival = self._server_run = b""
         self._unsent: list[bytes] = []
@@ -106,7 +106,7 @@ class ListeningConnection:
     def close(self) -> None:
         self._wire.close()
 
-    # -- asking.  Nothing but `publish` leaves before `flush`.
+    # -- commands, which are written by `flush`; `publish` calls it
 
     def subscribe(self, targets: Sequence[ChannelTarget], *, is_vital: bool = True) -> None:
         for target in self._targets.add(targets):
@@ -118,7 +118,7 @@ class ListeningConnection:
             self._command(channels.unsubscribe_command(target), _Expected(f"leaving {target.name!r}"))
 
     def ping(self, report: LinkReport | None) -> None:
-        """Make the report once everything asked before is in effect."""
+        """Make the report when all earlier commands are in effect."""
         self._command(channels.PING, _Expected("PING", report=report))
 
     def publish(self, channel: bytes, payload: bytes, on_reached: OnReached | None = None) -> None:
@@ -128,7 +128,7 @@ class ListeningConnection:
         self.flush()
 
     def listen_for_replies(self, target: ChannelTarget) -> None:
-        """Redis executes the subscription before what is published after it on the same connection."""
+        """Subscribe to a reply channel.  Redis executes it before a later `publish` of the same connection."""
         if target in self._reply_targets:
             del self._reply_targets[target]
         else:
@@ -140,9 +140,11 @@ class ListeningConnection:
             self.unsubscribe([oldest])
 
     def read_arrivals(self) -> None:
-        """Ask which publisher came last, and which run of the server that is: an older copy of its data may lack one.
+        """Ask for the newest note of a publisher, and for the run of the server: after a restart with older data a note
+        may be missing.
 
-        It is executed after the subscriptions.  Where there is no note one is left, so that its loss is noticed.
+        The server executes it after the subscriptions.  If there is no note, one is written, so that its loss is
+        detected.
         """
         key = channels.arrivals_key(self._settings.channel_prefix)
         for command, on_value in (
@@ -150,11 +152,11 @@ class ListeningConnection:
             (channels.command(b"GET", key), self._note_arrival),
             (channels.command(b"INFO", b"server"), self._note_server),
         ):
-            self._command(command, _Expected("a look at who has come", is_vital=False, on_value=on_value))
+            self._command(command, _Expected("reading arrivals", is_vital=False, on_value=on_value))
 
     @property
     def arrivals(self) -> str:
-        """What `read_arrivals` has found; empty where the server did not tell."""
+        """The result of `read_arrivals`; empty when the server has not told it."""
         is_known = self._newest_arrival and self._server_run
         return (self._server_run + b" " + self._newest_arrival).decode() if is_known else ""
 
@@ -166,7 +168,7 @@ class ListeningConnection:
         self._server_run = next((line for line in text.split() if line.startswith(b"run_id:")), b"")
 
     def pace(self, is_stopping: Callable[[], bool]) -> None:
-        """Let the server catch up before it is asked for more subscriptions."""
+        """Wait until the server has answered enough subscriptions, so that more can be sent."""
         if len(self._expected) < EXPECTED_MAX:
             return
         self.flush()
@@ -187,9 +189,9 @@ class ListeningConnection:
     # -- listening
 
     def listen(self) -> None:
-        """Wait for the server, for a wake or until something is due; read what came.
+        """Wait for the server, for the waker, or until an answer or a PING is due; read what has arrived.
 
-        The server is late only when nothing of it waits to be read: the receiver may have kept us from reading.
+        The server is late only when there is nothing to read: the receiver may have kept this thread from reading.
         """
         due = self._heard_at + self._settings.health_interval_s
         if self._expected:
@@ -207,7 +209,7 @@ class ListeningConnection:
             self.flush()
 
     def _receive(self) -> None:
-        """Read what is there, hand over the messages in one call, and note the answers."""
+        """Read what has arrived, hand over the messages in one call, and handle the answers."""
         answers = self._wire.receive()
         self._heard_at = time.monotonic()
         if self.messages:
@@ -218,7 +220,7 @@ class ListeningConnection:
                 self._add_message(answer)
                 continue
             if is_push:
-                self._sources.clear()  # a subscription came or went: which copy of a message is the first may change
+                self._sources.clear()  # the subscriptions have changed: another copy of a message may come first now
             self.pass_on()
             self._answered(answer)
 
@@ -243,13 +245,13 @@ class ListeningConnection:
 
     def _answered(self, answer: Any) -> None:
         if not self._expected:
-            raise TransportUnavailable(f"the server answered a question that nobody asked: {str(answer)[:80]!r}")
+            raise TransportUnavailable(f"the server sent an answer without a question: {str(answer)[:80]!r}")
         expected = self._expected.popleft()
         if isinstance(answer, ServerError):
             if expected.is_vital:
                 raise TransportUnavailable(f"the server refused {expected.what}: {answer}")
             self._tally.add("messages_refused")
-            if expected.target is not None:  # so that it is asked for again when it is needed again
+            if expected.target is not None:  # forgotten, so that it is subscribed to again when it is needed again
                 self._targets.forget(expected.target)
                 self._reply_targets.pop(expected.target, None)
                 LOG.info("%s refused %s: %s", self._address, expected.what, answer)

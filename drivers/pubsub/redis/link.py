@@ -1,12 +1,12 @@
-"""A link that listens: one thread, one connection at a time, subscriptions kept through every loss of the server.
+"""A link that listens: one thread, one connection at a time, and subscriptions that survive the loss of a connection.
 
-Subscribers have one link per address; a publisher that answers queries has one as well.
+A subscriber has one link per address; a publisher that answers queries has one as well.
 
-Theory of operation.  The thread alone uses the connection.  Others leave their wishes (filters to add or drop, messages
-to publish) under the lock and wake it.
+Only the thread of the link uses the connection.  Other threads leave work for it (filters to add or drop, messages to
+publish) under the lock and wake it.
 
-Between two turns, when nothing is under way, the thread may be lent with the messages it hands over.  When it stays
-away, another one goes on with the connection where it left off, and it ends when it comes back.
+Between two turns the thread may be lent to the receiver with the messages that it hands over.  When it stays away for
+too long, another thread takes over the connection, and the first one ends when it comes back.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 LOG = logging.getLogger(__name__)
 
 COUNTED_WHERE_POSTED = (*COUNTED, "messages_dropped")
-"""What a link counts where `RedisLink.post` is used: messages may wait in vain."""
+"""The counters of a link whose `RedisLink.post` is used: messages may be dropped before they are sent."""
 
 Relieve = Callable[[], None]
-"""Has another thread go on with the connection."""
+"""Makes another thread take over the connection."""
 
 
 class _Post(NamedTuple):
-    """A message to be published, with the channel in which answers to it come."""
+    """A message to publish, and the channel for its answers."""
 
     channel: bytes
     payload: bytes
@@ -48,9 +48,9 @@ class _Post(NamedTuple):
 class RedisLink:
     """See the module's description.  Public methods may be called from any thread unless they say otherwise.
 
-    ``on_messages`` and ``on_report`` are called on the thread of the link and must not raise, except that
-    ``on_messages`` may let through what `publish` raises.  ``on_messages_lent`` is called instead of the first where
-    the thread may be away; it returns True when the thread was replaced meanwhile.  Each is given the link.
+    ``on_messages`` and ``on_report`` are called on the thread of the link with the link.  They must not raise, except
+    that ``on_messages`` may raise what `publish` raises.  When the thread may be lent, ``on_messages_lent`` is called
+    instead of ``on_messages``; it returns True when the thread was replaced meanwhile.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class RedisLink:
         on_messages_lent: Callable[[RedisLink, list[Message], Relieve], bool] | None = None,
         reads_arrivals: bool = False,
     ) -> None:
-        """``targets`` are subscribed to always, beside the filters, and ``optional`` ones as far as the server lets.
+        """The link subscribes to ``targets`` and to its filters, and to ``optional`` targets if the server allows it.
 
-        With ``reads_arrivals`` it reports, when it is up, what publishers have noted when they came.
-        ``address`` is the name used in reports.
+        With ``reads_arrivals`` its `Connected` reports have the newest note of a publisher.  ``address`` is the name in
+        reports.
         """
         self.address = address
         self._settings = settings
@@ -86,8 +86,8 @@ class RedisLink:
         self._backoff = reconnecting(settings)
         self.is_stopping = False
         self._down_reason: str | None = None  # None while up, and before the first attempt
-        self._connection: ListeningConnection | None = None  # the thread's own
-        # Guarded by the lock: what other threads leave for ours.
+        self._connection: ListeningConnection | None = None  # only the thread uses it
+        # Guarded by the lock: what other threads leave for the thread of the link.
         self._lock = threading.Lock()
         self._filters: dict[str, None] = {}
         self._changes: collections.deque[tuple[bool, str]] = collections.deque()
@@ -106,7 +106,7 @@ class RedisLink:
             raise
 
     def stop(self) -> None:
-        """Ask the thread to end; it makes at most the call that is under way.  Does not wait.  Idempotent."""
+        """Ask the thread to end after the call that it is making.  Does not wait.  Idempotent."""
         self.is_stopping = True
         if not self._thread.has_started:
             self._waker.close()
@@ -142,10 +142,10 @@ class RedisLink:
             self._note_change(False, topic_filter)
 
     def post(self, channel: bytes, payload: bytes, reply_channel: bytes, on_reached: OnReached) -> bool:
-        """Publish a message soon, and before that listen to a channel for replies.  Does not block.
+        """Queue a message to be published, after a subscription to its reply channel.  Does not block.
 
-        False when the link is down or too many wait already.  ``on_reached`` is called on the thread of the link, when
-        the server has answered.
+        Returns False when the link is down or the queue is full.  ``on_reached`` is called on the thread of the link
+        when the server has answered.
         """
         with self._lock:
             if not self.is_up:
@@ -158,34 +158,35 @@ class RedisLink:
         return True
 
     def publish(self, channel: bytes, payload: bytes) -> None:
-        """Publish a message at once.  Only on the thread of the link, in ``on_messages``."""
+        """Publish a message at once.  Call it only in ``on_messages``, on the thread of the link.  Raises
+        TransportUnavailable."""
         assert self._connection is not None
         self._connection.publish(channel, payload)
 
     def _note_change(self, is_added: bool, topic_filter: str) -> None:
-        if self._takes_changes:  # else the next connection starts from the filters as they are then
+        if self._takes_changes:  # else the next connection begins with the filters of that time
             self._changes.append((is_added, topic_filter))
             self._waker.wake()
 
-    # Below: only the thread.
+    # -- on the thread of the link
 
     def _run(self) -> None:
-        """Keep a connection until the end, beginning with the one that is there."""
+        """Keep up a connection until `stop`, beginning with the present one when this thread replaces another."""
         try:
             while not self.is_stopping and self._thread.is_owner:
                 try:
-                    self._live()
+                    self._use_connection()
                 except TransportUnavailable as error:
                     if not self.is_stopping:
-                        self._went_down(str(error))
+                        self._report_loss(str(error))
                         self._waker.wait(self._backoff.next_s())
         finally:
             if self._thread.is_owner:
                 self._is_settled.set()
                 self._waker.close()
 
-    def _went_down(self, reason: str) -> None:
-        """Report a loss, or that the first attempt failed.  When later ones fail for another reason, it is logged."""
+    def _report_loss(self, reason: str) -> None:
+        """Report a loss, or that the first attempt failed.  Log when a later attempt fails for another reason."""
         self._tally.add("link_failures")
         before, self._down_reason = self._down_reason, reason
         if before is None:
@@ -194,10 +195,10 @@ class RedisLink:
             LOG.warning("%s: %s", self.address, reason)
         self._is_settled.set()
 
-    def _live(self) -> None:
-        """One connection, from its beginning, or from where it is, to its end or until it is passed on.
+    def _use_connection(self) -> None:
+        """Use the present connection, or a new one, until `stop` or until this thread is replaced.
 
-        Raises TransportUnavailable when it is lost.
+        Raises TransportUnavailable when the connection is lost.
         """
         connection = self._connection
         try:
@@ -205,7 +206,7 @@ class RedisLink:
                 connection = self._connect()
             while not self.is_stopping and not self._pass_on_lent(connection):
                 connection.listen()
-                if self._changes:  # without the lock: a thread that adds one wakes us after it
+                if self._changes:  # read without the lock: a thread that adds a change wakes this thread after it
                     self._apply_changes(connection)
                 if self._outbox:
                     self._empty_outbox(connection)
@@ -243,7 +244,7 @@ class RedisLink:
         if connection is not None:
             connection.close()
             if self._on_messages_lent is not None:
-                connection.pass_on()  # what came before the end; no asker can be answered any more
+                connection.pass_on()  # the last frames; a responder has none, and could not answer any more
 
     def _must_stop(self) -> bool:
         return self.is_stopping
@@ -278,7 +279,7 @@ class RedisLink:
             self._on_messages(self, messages)
 
     def _pass_on_lent(self, connection: ListeningConnection) -> bool:
-        """Hand over the messages read so far, and this thread with them.  True when it was replaced meanwhile."""
+        """Hand over the messages, and lend this thread with them.  Returns True when it was replaced meanwhile."""
         messages = connection.messages
         if not messages:
             return False

@@ -1,9 +1,9 @@
 """The sending end of the Redis driver.
 
 ``send`` writes to the socket on the calling thread and does not wait for the answer: answers are collected before the
-next frame and, when none follows, by the keeper.  The keeper is a thread that connects, notices that the server has
-gone or is silent, and makes all reports after the first; it alone opens and closes connections, and it uses the open
-one only under the lock.
+next frame or, when none follows, by the keeper.  The keeper is a thread that connects, notices that the server has
+gone or is silent, and makes the reports after the first one.  Only the keeper opens and closes connections; it uses the
+open one under the lock.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ LOG = logging.getLogger(__name__)
 WRITE_BYTES_MAX = 1024 * 1024
 """Frames are joined into one write up to about this size."""
 BUSY_TICK_S = 0.25
-"""How often the keeper looks for answers while frames are being sent."""
+"""How often the keeper collects answers while frames are being sent."""
 SETTLE_TICK_S = 0.005
-"""A thread that waits for answers looks so often whether the keeper has collected them."""
+"""How often a thread that waits for answers checks whether the keeper has collected them."""
 TOPICS_MAX = 65_536
-"""Topics whose commands are kept ready up to the payload."""
+"""Topics whose PUBLISH command up to the payload is cached."""
 
 _NO_PERMISSION = "NOPERM"
-"""With this word the server's refusals begin that have to do with its ACL."""
-_HANGUP = getattr(select, "POLLRDHUP", 0)  # where there is none, the tick notices the end of the connection
+"""The beginning of a refusal by the server's ACL."""
+_HANGUP = getattr(select, "POLLRDHUP", 0)  # without it, the tick notices the end of the connection
 
 
 def _publish_head(prefix: bytes, topic: str) -> bytes:
@@ -61,7 +61,7 @@ class RedisPublisher(DriverPublisher):
         self._settings = settings
         self._responder: RedisResponder | None = None
         self._head = functools.lru_cache(TOPICS_MAX)(functools.partial(_publish_head, settings.channel_prefix))
-        # The keeper's own, after initialize.
+        # Used by the keeper only, after initialize.
         self._keeper = threading.Thread(target=self._keep, name=f"redis-keeper-{settings.address}", daemon=True)
         self._waker: Waker | None = None
         self._backoff = reconnecting(settings)
@@ -75,11 +75,11 @@ class RedisPublisher(DriverPublisher):
         self._logged_refusal = ""
         self._sent = 0
         self._unanswered: collections.deque[bytes | None] = collections.deque()
-        """Frames, and None for a PING, to which the server owes an answer."""
+        """Frames, and None for a PING, that the server has not answered yet."""
         self._asked_at = self._heard_at = 0.0
 
     def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - `_make_report` makes the reports
-        """Try to connect once, here, and go on trying on the keeper's thread.  Blocks for about ``connect_timeout``."""
+        """Try to connect once on this thread, then leave it to the keeper.  Blocks for about ``connect_timeout``."""
         self._waker = Waker()
         self._connect()
         try:
@@ -97,12 +97,11 @@ class RedisPublisher(DriverPublisher):
         self.send_many(((topic, frame),))
 
     def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Write the frames in as few system calls as is sensible.  Each write blocks for ``send_timeout`` at most.
+        """Write the frames in few system calls.  Each write blocks for ``operation_timeout_s`` at most.
 
         Raises TransportUnavailable also when the server has refused a frame of an earlier call, because its answers
-        come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
-        refused for lack of permission is reported as `SendRefused` and not raised: those of other topics are not to
-        blame.
+        come later; frames of this call that were not written yet are then not sent.  A frame that is refused for lack
+        of permission does not raise, because frames of other topics are not concerned: it is reported as `SendRefused`.
         """
         self._guard.check()
         parts: list[bytes] = []
@@ -119,7 +118,7 @@ class RedisPublisher(DriverPublisher):
                 self._write(parts)
 
     def _serve(self, handler: GuardedHandler) -> None:
-        """Answer queries on a thread and a connection of their own.  Blocks until it listens, for a bounded time."""
+        """Answer queries on another thread and connection.  Blocks until they listen, for a bounded time."""
         with self._usable():
             responder = RedisResponder(self._settings, handler, self._tally, self._await_answers)
             self._responder = responder
@@ -132,7 +131,8 @@ class RedisPublisher(DriverPublisher):
             self._raise_refusal()
 
     def _await_answers(self, timeout_s: float | None = None) -> None:
-        """Wait until the server has answered all that was sent before.  One that does not answer in time is lost."""
+        """Block until the server has answered all frames sent before.  Raises TransportUnavailable when it does not
+        answer in time, WaitTimeout after ``timeout_s``."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             wire, sent = self._wire, self._sent
@@ -145,12 +145,12 @@ class RedisPublisher(DriverPublisher):
                 if self._sent - len(self._unanswered) >= sent:
                     return
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"{self.address} has not said within {timeout_s} s what it refuses of what was sent")
-            with contextlib.suppress(OSError, ValueError):  # the keeper has closed it meanwhile
+                raise WaitTimeout(f"{self.address} has not answered all frames within {timeout_s} s")
+            with contextlib.suppress(OSError, ValueError):  # the keeper may have closed it meanwhile
                 wire.wait(select.POLLIN, time.monotonic() + SETTLE_TICK_S)
 
     def _close(self) -> None:
-        """Wait for the answers to what was sent, ``send_timeout`` at most, then disconnect."""
+        """Wait for the answers to the last frames, ``operation_timeout_s`` at most, then disconnect."""
         with self._lock:
             responder = self._responder
         if self._waker is not None:
@@ -159,7 +159,7 @@ class RedisPublisher(DriverPublisher):
             responder.stop()
         join_thread(self._keeper, join_timeout_s(self._settings))
 
-    # Below: under the lock.
+    # -- under the lock
 
     def _unavailable(self) -> HeliographError:
         if self._is_closed:
@@ -208,7 +208,7 @@ class RedisPublisher(DriverPublisher):
         if answers:
             self._heard_at = now
             if len(answers) > len(self._unanswered):
-                raise TransportUnavailable("the server answered a question that nobody asked")
+                raise TransportUnavailable("the server sent an answer without a question")
             for answer in answers:
                 frame = self._unanswered.popleft()
                 if isinstance(answer, ServerError):
@@ -225,20 +225,20 @@ class RedisPublisher(DriverPublisher):
             )
             return
         self._refusal = refusal
-        if str(refusal) != self._logged_refusal:  # the rest is told to the callers of send
+        if str(refusal) != self._logged_refusal:  # each refusal is raised; only a new one is logged
             self._logged_refusal = str(refusal)
             LOG.warning("%s refused a frame: %s", self.address, refusal)
 
     def _lose(self, reason: str) -> None:
-        """Give the connection up; the keeper closes it and makes a new one."""
-        owed = len(self._unanswered)
-        self._down_reason = f"{reason}; {owed} commands were not answered" if owed else reason
-        self._tally.add("frames_unconfirmed", owed)
+        """Give the connection up; the keeper closes it and opens a new one."""
+        unanswered = len(self._unanswered)
+        self._down_reason = f"{reason}; {unanswered} commands were not answered" if unanswered else reason
+        self._tally.add("frames_unconfirmed", unanswered)
         self._lost_wire, self._wire = self._wire, None
         if self._waker is not None:
             self._waker.wake()
 
-    # Below: only the keeper, and before it initialize.
+    # -- on the thread of the keeper; `_connect` also in `initialize`, before it
 
     def _keep(self) -> None:
         assert self._waker is not None
@@ -248,7 +248,7 @@ class RedisPublisher(DriverPublisher):
                 self._watch(wire)
                 continue
             self._discard_lost()
-            self._waker.clear()  # the loss woke us; the wait below is for what comes after it
+            self._waker.clear()  # of the loss; the wait below is for later events
             if not self._is_closed:
                 self._waker.wait(self._backoff.next_s())
             if not self._is_closed:
@@ -258,7 +258,7 @@ class RedisPublisher(DriverPublisher):
         self._waker.close()
 
     def _note_arrival(self, wire: Wire) -> None:
-        """Leave a note that we have come, before anything is sent.  Raises TransportUnavailable."""
+        """Write the note of [redis] note_arrivals, before any frame.  Raises TransportUnavailable."""
         key = channels.arrivals_key(self._settings.channel_prefix)
         try:
             wire.write(channels.command(b"SET", key, os.urandom(8).hex().encode()))
@@ -303,7 +303,8 @@ class RedisPublisher(DriverPublisher):
             self._announce(Disconnected(self.address, self._down_reason))
 
     def _announce(self, report: LinkReport) -> None:
-        """Report a change.  An attempt that fails while the link is down is none; another reason for it is logged."""
+        """Report a change of the link.  A failed attempt while it is down is no change; it is logged when it has a new
+        reason."""
         if self._is_closed or self._report is None or report == self._reported:
             return
         is_still_down = isinstance(report, Disconnected) and isinstance(self._reported, Disconnected)
@@ -314,19 +315,19 @@ class RedisPublisher(DriverPublisher):
         self._make_report(report)
 
     def _make_report(self, report: LinkReport) -> None:
-        """Also under the lock, when it says that a frame was refused."""
+        """Call the report function.  For a refused frame it is called under the lock."""
         assert self._report is not None
         try:
             self._report(report)
         except Exception:
             self._tally.add("report_errors")
-            LOG.exception("the report of %s raised, which it must not; its news is lost", self.address)
+            LOG.exception("the report function of %s raised, which it must not; this report is lost", self.address)
 
     def _watch(self, wire: Wire) -> None:
-        """Sleep until the link needs care, then see that it lives.
+        """Sleep until answers or a PING are due, then check the link.
 
-        While frames are being sent, answers do not wake the keeper, or it would compete with the sender for the
-        interpreter at every frame; the end of the connection still does.
+        While frames are being sent, answers do not wake the keeper: it would compete with the sender for the
+        interpreter at every frame.  The end of the connection still wakes it.
         """
         assert self._waker is not None
         is_busy = self._sent != self._sent_before
@@ -352,7 +353,7 @@ class RedisPublisher(DriverPublisher):
             self._lose(str(error))
 
     def _finish(self) -> None:
-        """Wait for the answers that are still owed, and close."""
+        """Wait for the missing answers, and close."""
         with self._lock:
             wire, self._wire = self._wire, None
         if wire is None:
@@ -364,14 +365,14 @@ class RedisPublisher(DriverPublisher):
         except TransportUnavailable as error:
             LOG.warning("%s: %s", self.address, error)
         if self._unanswered:
-            owed = len(self._unanswered)
-            self._tally.add("frames_unconfirmed", owed)
-            LOG.warning("%s did not confirm the last %d commands before it was closed", self.address, owed)
+            count = len(self._unanswered)
+            self._tally.add("frames_unconfirmed", count)
+            LOG.warning("%s did not answer the last %d commands before the publisher was closed", self.address, count)
         wire.close()
 
 
 class RedisResponder:
-    """Answers the queries that arrive on the channels of their scopes, each on the reply channel that it names."""
+    """Answers queries from the channels of its scopes, each on the reply channel of the asker."""
 
     def __init__(
         self, settings: RedisSettings, handler: GuardedHandler, tally: Tally, settle: Callable[[], None]
@@ -382,26 +383,19 @@ class RedisResponder:
         self._tally = tally
         self._log_garbage = SeldomLog(LOG)
         self._handler = handler
+        prefix, scopes = settings.channel_prefix, settings.answer_scopes
         self._link = RedisLink(
             settings,
             settings.address,
-            targets=[
-                target
-                for scope in settings.answer_scopes
-                for target in channels.answer_targets(settings.channel_prefix, scope)
-            ],
-            optional=[
-                target
-                for scope in settings.answer_scopes
-                for target in channels.broader_targets(settings.channel_prefix, scope)
-            ],
+            targets=[target for scope in scopes for target in channels.answer_targets(prefix, scope)],
+            optional=[target for scope in scopes for target in channels.broader_targets(prefix, scope)],
             on_messages=self._answer,
-            on_report=self._note,
+            on_report=self._log_link,
             tally=tally,
         )
 
     def start(self) -> None:
-        """Begin; blocks until queries are heard, or for ``connect_timeout``."""
+        """Begin to answer.  Blocks until the link is up, for ``connect_timeout`` at most."""
         self._link.start()
         self._link.wait_settled(self._settings.connect_timeout_s)
 
@@ -420,13 +414,13 @@ class RedisResponder:
                     "%s: %d bytes on the query channel are no query", self._settings.address, len(payload)
                 )
                 continue
-            with contextlib.suppress(TransportUnavailable):  # what was not answered, the link lost, was not refused
+            with contextlib.suppress(TransportUnavailable):  # the link was lost, so no frame was refused
                 self._settle()
             reply_channel = channels.reply_channel(prefix, scope, nonce)
             for reply in self._handler(query):
                 link.publish(reply_channel, reply)
 
-    def _note(self, link: RedisLink, report: LinkReport) -> None:
+    def _log_link(self, link: RedisLink, report: LinkReport) -> None:
         if isinstance(report, Disconnected):
             LOG.warning("%s: queries are not answered: %s", link.address, report.reason)
         else:

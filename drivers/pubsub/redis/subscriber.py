@@ -1,4 +1,4 @@
-"""The receiving end of the Redis driver: one link per address, and one receiver, called by one of them at a time."""
+"""The receiving end of the Redis driver: one link per address, which call the receiver one at a time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RedisSubscriber(DriverSubscriber):
         super().__init__(Tally(*COUNTED_WHERE_POSTED, "frames_misplaced"))
         self._settings = settings
         self._nonce = os.urandom(channels.NONCE_BYTES)
-        # Held during each call of the receiver.  Reentrant, because the receiver may unregister an address.  The lock
-        # of this end is never held while calling the receiver or waiting for a thread.
+        # Held during each call of the receiver; reentrant, because the receiver may unregister an address.  `_lock` is
+        # never held while calling the receiver or waiting for a thread.
         self._calling = threading.RLock()
         self._links: dict[str, RedisLink] = {}
 
@@ -50,13 +50,14 @@ class RedisSubscriber(DriverSubscriber):
         return True
 
     def _as_registered(self, address: str) -> str:
-        """Addresses are told apart by the servers they name, not by their spelling.  Raises InvalidConfig."""
+        """The address under which the same server is registered already, or the address itself: one server may be
+        written in several ways.  Raises InvalidConfig."""
         server = self._settings.at(address).address
         registered = [known for known in list(self._addresses) if self._settings.at(known).address == server]
         return registered[0] if registered else address
 
     def query(self, frame: bytes) -> int | None:
-        """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
+        """Hand the query to every link that is up.  `Asked` reports later how many responders it has reached."""
         prefix, scope = self._settings.channel_prefix, name_of(frame)
         channel, replies = channels.ask_channel(prefix, scope), channels.reply_channel(prefix, scope, self._nonce)
         with self._usable():
@@ -71,10 +72,10 @@ class RedisSubscriber(DriverSubscriber):
         self._call(lambda receiver: receiver.on_link(asked))
 
     def _check_address(self, address: str) -> None:
-        """`_as_registered` has done it."""
+        """`_as_registered` has checked it."""
 
     def _open(self, receiver: GuardedReceiver) -> None:
-        """Each link has a thread of its own."""
+        """Does nothing: each link starts its own thread."""
 
     def _is_alive(self) -> bool:
         return all(link.is_alive for link in list(self._links.values()))
@@ -104,7 +105,7 @@ class RedisSubscriber(DriverSubscriber):
         self._links.pop(address).stop()
 
     def _close(self) -> None:
-        """From within the receiver the threads are not waited for; they end by themselves."""
+        """Blocks until the threads have ended, unless it is called from within the receiver."""
         with self._lock:
             links = list(self._links.values())
         for link in links:
@@ -117,7 +118,7 @@ class RedisSubscriber(DriverSubscriber):
         return any(link.is_current for link in list(self._links.values()))
 
     def _on_messages(self, link: RedisLink, messages: list[Message]) -> None:
-        """Hand frames over in one call, in order with the messages between them that are none."""
+        """Hand frames over, as many as follow each other in one call, and foreign messages in their place between."""
         prefix = self._settings.channel_prefix
         frames: list[bytes] = []
         for channel, payload in messages:
@@ -134,7 +135,8 @@ class RedisSubscriber(DriverSubscriber):
         self._on_frames(link, frames)
 
     def _on_messages_lent(self, link: RedisLink, messages: list[Message], relieve: Relieve) -> bool:
-        """As `_on_messages`.  A lone frame goes with the thread, and other links may call meanwhile."""
+        """Like `_on_messages`, but a lone frame is handed over with the thread of the link; other links may call the
+        receiver meanwhile.  Returns True when the thread was replaced."""
         receiver = self._receiver
         channel, payload = messages[0]
         if receiver is None or not receiver.lends or len(messages) > 1 or not payload.startswith(FRAME_PREFIX):
@@ -159,7 +161,7 @@ class RedisSubscriber(DriverSubscriber):
         self._call(lambda receiver: receiver.on_link(report), link)
 
     def _call(self, call: Callable[[Receiver], None], link: RedisLink | None = None) -> None:
-        """Call the receiver, one at a time, and not at all after closing or for a link that was left."""
+        """Call the receiver, unless this end is closed or the link is stopping.  One call runs at a time."""
         with self._calling:
             if not self._is_closed and self._receiver is not None and not (link is not None and link.is_stopping):
                 call(self._receiver)

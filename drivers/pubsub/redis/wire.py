@@ -1,9 +1,9 @@
-"""One connection to a Redis server: bytes out, answers in, nothing else.  No thread, no policy, no reconnecting.
+"""One connection to a Redis server: writes bytes, reads answers.  It has no thread, no policy, and never reconnects.
 
-redis-py opens the connection: name resolution, TLS, login and the choice of protocol are its work.  After that this
-module reads and writes the socket itself, for three reasons: redis-py reconnects without saying so, waits for each
-answer before the next command, and cannot be woken while it waits.  The protocol is RESP3, so that a connection which
-has subscribed can still publish; it needs Redis 6 or later.
+redis-py opens the connection: it resolves names, does TLS and login, and chooses the protocol.  After that this module
+uses the socket itself, because redis-py reconnects silently, waits for each answer before the next command, and cannot
+be woken while it waits.  The protocol is RESP3, with which a subscribed connection can still publish; it needs Redis 6
+or later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ BULK_BYTES_MAX = 512 * 1024 * 1024
 """The server's own limit (proto-max-bulk-len), and so the largest frame."""
 RECEIVE_BYTES = 256 * 1024
 _INCOMPLETE: Final = object()
-"""What the reader returns when the next answer has not arrived in full."""
+"""The reader returns it when the next answer is not complete."""
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ServerError(Exception):
-    """An error that the server answered, as a value.  It is never raised."""
+    """An error in an answer of the server, used as a value.  It is never raised."""
 
 
 class ProtocolError(Exception):
@@ -42,8 +42,8 @@ class ProtocolError(Exception):
 class Wire:
     """An open connection.  One thread at a time may use it.
 
-    Every method but `close` raises TransportUnavailable, with the reason, when the connection is lost; after that only
-    `close` makes sense.
+    Every method except `close` raises TransportUnavailable, with the reason, when the connection is lost; after that
+    only `close` may be called.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
@@ -51,14 +51,14 @@ class Wire:
         self._operation_timeout_s = settings.operation_timeout_s
         connection = None
         try:
-            connection = _connection(settings)  # which opens files of its own
+            connection = _connection(settings)  # in the try, because it opens the files of TLS
             connection.connect()
         except (redis.RedisError, OSError, UnicodeError) as error:
             if connection is not None:
                 connection.disconnect()
             raise TransportUnavailable(_connect_reason(error)) from error
         self._connection = connection
-        # The one place that reaches into redis-py, which has no public way to wait for a connection and for a waker.
+        # A private attribute of redis-py, which has no public way to wait for a connection and a waker together.
         self._socket: socket.socket = self._connection._sock
         self._socket.setblocking(False)
         self._pending = getattr(self._socket, "pending", None)
@@ -69,7 +69,7 @@ class Wire:
         return self._socket.fileno()
 
     def write(self, data: bytes) -> None:
-        """Hand all of ``data`` to the system.  Blocks for ``send_timeout`` at most."""
+        """Hand all of ``data`` to the system.  Blocks for ``operation_timeout_s`` at most."""
         rest: bytes | memoryview = data
         deadline = 0.0
         while True:
@@ -96,7 +96,7 @@ class Wire:
         return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive(self) -> list[Any]:
-        """Every answer that is complete.  Does not wait.  A push is a list, an error a `ServerError`."""
+        """The complete answers that have arrived.  Does not block.  A push is a list, an error a `ServerError`."""
         while True:
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -106,7 +106,7 @@ class Wire:
                 raise TransportUnavailable(f"the connection was lost while reading: {error}") from error
             if not size:
                 raise TransportUnavailable("the server closed the connection")
-            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer will do
+            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # takes any buffer
             if self._pending is None or not self._pending():  # decrypted bytes would not wake a poll
                 break
         return self._parse()
@@ -121,7 +121,7 @@ class Wire:
         return answers
 
     def close(self) -> None:
-        """Close the socket.  Idempotent.  In a forked child the parent's connection stays as it is."""
+        """Close the socket.  Idempotent.  In a forked child it does not disturb the parent's connection."""
         self._connection.disconnect()
 
 
@@ -153,11 +153,10 @@ def _connect_reason(error: Exception) -> str:
 
 
 def reconnecting(settings: RedisSettings) -> Backoff:
-    """The pauses between attempts to connect."""
+    """The back-off between attempts to connect."""
     return Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=random.random)
 
 
 def join_timeout_s(settings: RedisSettings) -> float:
-    """How long a thread may take to end: a connection attempt has a handful of steps, a write may be under way, and
-    then there is the callback."""
+    """How long a thread may take to end: the steps of an attempt to connect, a write, and a callback."""
     return 5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s

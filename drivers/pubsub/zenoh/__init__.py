@@ -1,4 +1,4 @@
-"""Driver ``zenoh``: frames as samples of Eclipse Zenoh (https://zenoh.io), by peers, by clients of a router, or as one.
+"""Driver ``zenoh``: frames as samples of Eclipse Zenoh (https://zenoh.io), between peers or through a router.
 
 ================ ===================================================================================================
 configuration    ``[zenoh]``, see `heliograph_drivers.pubsub.zenoh.config`; as a URL ``zenoh://host:port?mode=client``
@@ -6,11 +6,11 @@ address          ``tcp/host:port``, also ``tls``, ``quic``, ``ws``, ``udp``, and
 topic ``a/b``    key ``heliograph/a/b``; the payload is the frame and nothing else
 ``$control``     key ``heliograph@control``
 query            a Zenoh query for the key of its scope, ``heliograph@ask/a/**`` for ``a/#``, ``heliograph@ask`` for no
-                 restriction, with the QUERY frame as its payload; one for ``heliograph@sync`` asks for a sign of life
+                 restriction, with the QUERY frame as its payload; a query for ``heliograph@sync`` asks for any answer
 access control   docs/security.md has the rules; subscribers declare ``$*heliograph/...``
 ================ ===================================================================================================
 
-Scouting is off and nothing is listened on but what was configured.  The driver does not survive a ``fork()``: see
+Scouting is off, and the driver listens on configured addresses only.  It does not survive a ``fork()``: see
 `heliograph_drivers.pubsub.zenoh.session`.
 """
 
@@ -29,7 +29,7 @@ from heliograph_drivers.pubsub.zenoh.subscriber import ZenohSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
 
 FRAME_BYTES_MAX = 2**30 - 2**16
-"""Zenoh takes messages of 1 GiB, with its own header."""
+"""Zenoh takes messages up to 1 GiB, its own header included."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

@@ -1,6 +1,6 @@
-"""The ``[zenoh]`` option group, the addresses and the keys: all of the driver that needs no Zenoh to be understood.
+"""The ``[zenoh]`` option group, the checked settings, addresses and keys.
 
-Imports nothing foreign, so that options can be listed and checked where the library is not installed.
+It does not import Zenoh, so that options can be listed and checked where Zenoh is not installed.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ GROUP = "zenoh"
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("mode", default="peer", choices=["peer", "client", "router"],
                help="peer: a publisher listens and subscribers connect to it. client: both connect to the router at "
-                    "endpoints. router: as peer, and the publisher's process routes between all that connect to it."),
+                    "endpoints. router: like peer, and the publisher also routes between the processes that connect "
+                    "to it."),
     cfg.ListOpt("endpoints", default=[],
-                help="Where subscribers, and in client mode publishers, connect to: protocol/host:port. Empty: made "
-                     "from publishers_ips and publisher_port, encrypted when [pubsub] tls_ca_file or tls_cert_file is "
-                     "set."),
+                help="Addresses to which subscribers, and in client mode publishers, connect: protocol/host:port. "
+                     "Empty: made from publishers_ips and publisher_port, encrypted when [pubsub] tls_ca_file or "
+                     "tls_cert_file is set."),
     *advanced(
         cfg.ListOpt("listen", default=[],
                     help="Where a publisher listens in peer and router mode: protocol/host:port, port 0 for a free "
                          "one. Empty: made from publisher_bind_address and publisher_port, encrypted when "
-                         "[pubsub] tls_ca_file or tls_cert_file is set. Nothing else is ever listened on."),
+                         "[pubsub] tls_ca_file or tls_cert_file is set. It never listens anywhere else."),
         text("key_prefix", "heliograph",
-             "Key under which topics live: topic a/b has the key heliograph/a/b. Both ends must use the same."),
+             "Key before every topic: topic a/b has the key heliograph/a/b. Both ends must use the same."),
         text("config_file", None, "Zenoh configuration (JSON5) to start from, for example with access control. The "
              "options of this group are written over it."),
         flag("shared_memory", True, "Move large frames between processes of a host by shared memory."),
-        text("user", None, "Name by which this process makes itself known when it connects."),
+        text("user", None, "Name with which this process logs in when it connects."),
         text("password", None, "Password of user.", secret=True),
         text("password_file", None, "File of the users that may connect to this process, user:password lines."),
     ),
 )  # fmt: skip
 
 LEASES_PER_TIMEOUT = 3
-"""A peer that was silent for such a part of ``link_timeout`` counts as gone: Zenoh's own ten seconds."""
+"""A peer that is silent for this fraction of ``link_timeout`` counts as gone; by default Zenoh's own ten seconds."""
 SESSIONS_MAX = 10_000
-"""Connections that a listening publisher accepts at the same time: what the descriptors of a process allow."""
+"""Connections that a listening publisher accepts at the same time, as many as a process has descriptors for."""
 BLOCK_WAIT_S = 2.0
-"""How long a congested link may hold up what must not be dropped (answers, subscriptions) before it is closed."""
+"""How long messages that must not be dropped (answers, subscriptions) wait for a congested link before it is closed."""
 QUERIES_MAX = 1024
 """Queries that wait: at a subscriber to be sent, at a publisher to be answered."""
 QUERY_TIMEOUT_S = 10.0
-"""How long answers to a query are awaited.  The layer above asks again long before."""
+"""How long a link waits for the answers to a query.  The layer above asks again much earlier."""
 DECLARED_MAX = 1024
-"""Topics that get a declared Zenoh publisher, which sends faster.  A process that sends on more topics declares none,
-because each one declared slows down all that are not."""
+"""Topics with a declared Zenoh publisher, which sends faster.  A process that sends on more topics declares none,
+because each declared one slows down the others."""
 SYNC_TIMEOUT_S = 1.0
 """How long publishers may take to confirm that filters are in effect."""
 SYNC_RETRY_S = 0.01
 SYNC_RETRY_MAX_S = 0.5
-"""First and longest wait before publishers that did not confirm filters are asked again; it doubles."""
+"""First and longest pause before publishers that did not confirm filters are asked again; it doubles."""
 SYNC_GRACE_S = 3.0
-"""A link without an answer for this long has no publisher of Heliograph behind it; its filters are taken to be in
-effect."""
+"""If there is no answer for this long, the peer is no publisher of Heliograph, and the filters count as in effect."""
 
 _FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith("_file"))
 _TLS_FILES = tuple(option.name for option in tls_files())
@@ -81,14 +81,14 @@ _OWN_TOPIC = re.compile(r"\$[\w.-]+(/[\w.-]+)*")
 
 @dataclasses.dataclass(frozen=True)
 class ZenohSettings:
-    """What the options of both groups say, checked, in the words of this driver."""
+    """The checked settings, from the options of both groups."""
 
     mode: str
     endpoints: tuple[str, ...]
-    """Where to connect to.  Empty when only discovery can tell."""
+    """Addresses to connect to.  Empty when discovery finds them."""
     listen: tuple[str, ...]
     public_address: str
-    """What subscribers are told when ``listen`` names no host in particular."""
+    """The host for subscribers when ``listen`` means every interface."""
     keys: ZenohKeys
     retry_interval_s: float
     answer_scopes: tuple[str, ...]
@@ -102,7 +102,7 @@ class ZenohSettings:
 
 
 def read_settings(conf: cfg.ConfigOpts) -> ZenohSettings:
-    """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
+    """The settings from both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
     options, pubsub = conf[GROUP], conf.pubsub
     if pubsub.publisher_transport != "tcp":
         raise InvalidConfig(
@@ -158,7 +158,7 @@ def make_address(protocol: str, host: str, port: int) -> str:
 
 
 def check_address(address: str, *, may_be_ephemeral: bool = False) -> str:
-    """Return an address that Zenoh can use as it stands.  Raises InvalidConfig otherwise."""
+    """Return the address.  Raises InvalidConfig when Zenoh cannot use it."""
     matched = _IP_ADDRESS.fullmatch(address)
     if matched and (0 if may_be_ephemeral else 1) <= int(matched[3]) <= 65_535:
         return address
@@ -180,13 +180,13 @@ class ZenohKeys:
     """Topics and filters, as Zenoh's keys and key expressions.
 
     Topic ``a/b`` has the key ``heliograph/a/b`` and ``$control`` the key ``heliograph@control``, which no filter can
-    match.  `everything` covers all of them and exactly them.
+    match.  `everything` covers exactly these keys.
 
     Questions and their answers have the key of their scope (`pubsub_api.core.scopes`), ``heliograph@ask/a/**``, so that
-    access control can restrict them as it restricts topics.  `sync` is where publishers confirm filters.
+    access control can restrict them like topics.  Publishers confirm filters under the key `sync`.
 
-    A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, and as a key
-    expression it is not contained in `everything`; `heliograph_drivers.pubsub.zenoh.link` tells why that matters.
+    A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, but as a key
+    expression it is not contained in `everything`; `heliograph_drivers.pubsub.zenoh.link` explains the reason.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -210,7 +210,7 @@ class ZenohKeys:
         """The key expression that selects what the filter selects.  Raises InvalidTopic."""
         if topic_filter.startswith("$"):
             return f"{self._loose_prefix}@{_check_own(topic_filter)[1:]}"
-        # Zenoh wants key expressions in one form, '*/**' and not '**/*'.  With '#' at the end that is what comes out.
+        # Zenoh accepts '*/**' and refuses '**/*'.  A filter has '#' at the end only, so the form is right.
         wild = {"+": "*", "#": "**"}
         levels = [wild.get(level, level) for level in check_filter(topic_filter).split("/")]
         return "/".join([self._loose_prefix, *levels])
@@ -222,7 +222,8 @@ class ZenohKeys:
         return f"{self._prefix}@ask/{scope.replace('#', '**')}"
 
     def is_in_place(self, key: str, frame: bytes) -> bool:
-        """Whether a frame came under the key of its topic: access control restricts keys, not what is in frames."""
+        """Whether a frame came under the key of its topic.  Access control restricts keys, not contents: without this
+        check a peer could send frames of topics that the rules forbid."""
         name = name_of(frame)
         rest = key[len(self._prefix) :].encode()
         return rest == b"/" + name or (name[:1] == b"$" and rest == b"@" + name[1:])
@@ -242,7 +243,7 @@ class ZenohKeys:
 
 def _check_own(topic: str) -> str:
     if not _OWN_TOPIC.fullmatch(topic):
-        raise InvalidTopic(f"{topic[:80]!r}: what begins with '$' is reserved, and has the form of {CONTROL_TOPIC!r}")
+        raise InvalidTopic(f"{topic[:80]!r}: topics that begin with '$' are reserved, and look like {CONTROL_TOPIC!r}")
     return topic
 
 

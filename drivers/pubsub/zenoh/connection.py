@@ -1,10 +1,10 @@
-"""An outgoing connection: a session that is opened, watched and, when it is lost, awaited again by its own thread.
+"""An outgoing connection: a thread that opens a session, watches it, and tries again when the link is lost.
 
-Theory of operation.  Everything about a connection happens on its thread, which runs what others post to it, one after
-the other; there is nothing to lock.  Zenoh's own threads only post.
+Only the thread of a connection works on it.  It runs the commands that other threads, also Zenoh's own, post to it, one
+after the other; so no lock is needed.
 
-Zenoh restores a lost link by itself.  Between peers it also waits for one that never was there; a client of a router
-cannot be opened until the router answers, and that is tried again here.
+Zenoh restores a lost link by itself.  A peer also waits for another peer that was never there.  The session of a client
+cannot be opened before its router answers, so the thread tries again.
 """
 
 from __future__ import annotations
@@ -28,37 +28,36 @@ LOG = logging.getLogger(__name__)
 
 WAIT_MAX_S = 3600.0
 COUNTED = ("link_failures", "commands_refused")
-"""What a connection counts: losses and attempts that failed, and what Zenoh would not do on an open session."""
+"""The counters of a connection: lost links and failed attempts, and commands that Zenoh refused on an open session."""
 
 
 def _nothing() -> None:
-    """Wakes up a thread."""
+    """A command that only wakes the thread."""
 
 
 _NEVER: tuple[float, Callable[[], None]] = (math.inf, _nothing)
 
 
 class ZenohConnection:
-    """A thread that owns a session to ``addresses``.  Subclasses say what to do when it is opened, comes up, goes down.
-
-    Several addresses are alternatives of one another, as routers are.
+    """A thread that owns a session to one of ``addresses``.  Subclasses override the methods ``_on_...``, which the
+    thread calls.
     """
 
     def __init__(
         self, settings: ZenohSettings, addresses: tuple[str, ...], extra: Mapping[str, object], tally: Tally
     ) -> None:
-        """Check the configuration; nothing is opened yet.  Raises InvalidConfig."""
+        """Check the configuration.  Does not connect yet.  Raises InvalidConfig."""
         self._settings = settings
         self._tally = tally
         self.address = addresses[0]
-        # Of several peers at one router Zenoh leaves some without data, so what connects to a router is its client.
+        # With several peers at one router, Zenoh leaves some without data; so a router's peers connect as clients.
         self._is_client = settings.mode != "peer"
         self._config = make_config(
             settings,
             "client" if self._is_client else "peer",
             {
                 "connect/endpoints": list(addresses),
-                # Negative: for ever, in the background.  A client would block in open(), so it gets one attempt.
+                # Negative: for ever, in the background.  A client would block in open(), so it makes one attempt.
                 "connect/timeout_ms": 0 if self._is_client else -1,
                 **extra,
             },
@@ -75,26 +74,25 @@ class ZenohConnection:
         start_thread(self._thread)
 
     def stop(self) -> None:
-        """Ask the thread to close the session and to end.  Returns at once; `join` waits for it."""
+        """Ask the thread to close the session and to end.  Does not wait; `join` does."""
         self._is_stopped.set()
         self._post(_nothing)
 
     def join(self) -> None:
-        """Wait until the session is closed and the thread has ended.  Takes open_timeout and a close() at most; a
-        thread that Zenoh keeps for longer is given up and logged."""
+        """Wait until the session is closed and the thread has ended.  Blocks for a bounded time; a thread that Zenoh
+        keeps for longer is given up and logged."""
         join_thread(self._thread, 2 * STUCK_S + self._settings.common.connect_timeout)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has still to end."""
         return self._thread.is_alive()
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Have the thread call ``command``.  From any thread."""
+        """Have the thread call ``command``.  Call it from any thread."""
         self._commands.put(command)
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have the thread call ``action`` later, instead of what was due before."""
+        """Have the thread call ``action`` after a delay; replaces the action that was set before."""
         self._timer = (time.monotonic() + delay_s, action)
 
     def _run(self) -> None:
@@ -106,16 +104,16 @@ class ZenohConnection:
             self._tally.add("link_failures")
             LOG.exception("the connection to %s ends because of an error in the driver", self.address)
         finally:
-            self._closing()
+            self._on_closing()
             if self._session is not None:
                 self._session.close()
-                # Zenoh's callbacks refer to us: without this the session and its shared memory would be freed by the
-                # next collection of garbage, or never.
+                # Zenoh's callbacks refer to this object: as a cycle, the session and its shared memory would be freed
+                # late or never.
                 self._session = None
-            self._closed()
+            self._on_closed()
 
     def _step(self) -> None:
-        """Run what is due, or else wait for the next command and run that."""
+        """Run the action that is due, or wait for the next command and run it."""
         due, action = self._timer
         wait_s = due - time.monotonic()
         if wait_s <= 0:
@@ -129,7 +127,7 @@ class ZenohConnection:
         try:
             command()
         except zenoh.ZError as error:
-            # What Zenoh refuses on an open session is refused because the link breaks: its report is on the way.
+            # Zenoh refuses commands on an open session when the link breaks; the report of that will follow.
             self._tally.add("commands_refused")
             LOG.warning("zenoh at %s: %s", self.address, brief(error))
 
@@ -145,14 +143,14 @@ class ZenohConnection:
             LOG.debug("zenoh cannot connect to %s yet: %s", self.address, brief(error))
             return
         try:
-            self._opened(self._session)
+            self._on_opened(self._session)
         except LimitReached as error:
             self._session.close()
             self._session = None
             self._open_later()
             LOG.warning("zenoh cannot be used at %s yet: %s", self.address, error)
             return
-        # Called by Zenoh's threads, seldom: callbacks of the kind that needs no thread of its own.
+        # Zenoh's threads call them rarely, so they need no thread of their own (indirect=False).
         on_link = zenoh.handlers.Callback(self._on_link, indirect=False)
         on_transport = zenoh.handlers.Callback(self._on_transport, indirect=False)
         info = self._session.zenoh.info
@@ -160,8 +158,8 @@ class ZenohConnection:
         self._session.keep(info.declare_transport_events_listener(on_transport, history=True))
 
     def _on_link(self, event: zenoh.LinkEvent) -> None:
-        # A transport is announced before Zenoh routes by it, and its link after that and after the declarations were
-        # sent.  So what is asked now comes behind them.
+        # Zenoh announces a link after it has sent the declarations over it, so a question that is asked now comes
+        # behind them.  (It announces the transport too early: before it routes by it.)
         if event.kind == zenoh.SampleKind.PUT:
             self._post(functools.partial(self._link_made, str(event.link.zid)))
 
@@ -176,27 +174,27 @@ class ZenohConnection:
             return
         if self._peer is not None:
             self._tally.add("link_failures")
-            self._went_down("another process answers at this address")
+            self._on_link_down("another process answers at this address")
         self._peer = peer
-        self._came_up()
+        self._on_link_up()
 
     def _link_lost(self, peer: str) -> None:
         if peer == self._peer:
             self._peer = None
             self._tally.add("link_failures")
-            self._went_down("the other side closed the link, or was silent for longer than its lease")
+            self._on_link_down("the other side closed the link, or was silent for longer than its lease")
 
-    def _opened(self, session: ZenohSession) -> None:
-        """The session is open, the link perhaps not yet.  On the thread."""
+    def _on_opened(self, session: ZenohSession) -> None:
+        """Called when the session is open; the link may come up later."""
 
-    def _came_up(self) -> None:
-        """The link is up.  On the thread."""
+    def _on_link_up(self) -> None:
+        """Called when the link is up."""
 
-    def _went_down(self, reason: str) -> None:
-        """The link is down.  On the thread."""
+    def _on_link_down(self, reason: str) -> None:
+        """Called when the link is down."""
 
-    def _closing(self) -> None:
-        """The session is about to be closed.  On the thread."""
+    def _on_closing(self) -> None:
+        """Called before the session is closed."""
 
-    def _closed(self) -> None:
-        """The session is closed.  On the thread."""
+    def _on_closed(self) -> None:
+        """Called after the session was closed."""

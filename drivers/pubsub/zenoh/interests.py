@@ -1,11 +1,11 @@
-"""Which filters a link declares for those that are wanted: each of them while they are few, broader ones beyond that.
+"""Chooses the filters that a link declares: each wanted filter while there are few, broader ones when there are many.
 
-Zenoh compares every frame with every declared filter, where it is sent and where it arrives, and every declaration with
-those before it: with ten thousand of them a frame takes a millisecond and the declarations take many seconds.  So there
-is a bound.  Beyond it filters are declared by their common beginnings, ``tenant-7/#`` for a thousand topics below it;
-what that brings too much is dropped by the core, which has the last word about filters anyway.
+Zenoh compares every frame with every declared filter, both where it is sent and where it arrives, and every declaration
+with the earlier ones: with ten thousand filters a frame takes a millisecond, and the declarations take many seconds.
+So there is a limit.  Beyond it filters are declared by their common beginning, ``tenant-7/#`` for a thousand topics
+below it.  The core filters every frame anyway, and drops those that no wanted filter matches.
 
-Knows nothing of Zenoh and declares nothing itself.  Not thread-safe.
+It does not use Zenoh and declares nothing itself.  Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from typing import NamedTuple
 from pubsub_api.core import scopes
 
 DECLARED_MAX = 256
-"""Filters declared one by one.  With so many a frame costs about what sending it costs."""
+"""Filters that are declared one by one.  Comparing a frame with so many costs about as much as sending it."""
 BROAD_MAX = 64
-"""What more of them are declared as.  Less than the above, so that there is room for what is added later."""
+"""The number of broader filters when there are more.  It is less than `DECLARED_MAX`, which leaves room for filters
+that are added later."""
 
 
 class InterestChange(NamedTuple):
-    """What to declare, and then what to undeclare."""
+    """The filters to declare first, and those to undeclare then."""
 
     declare: list[str]
     undeclare: list[str]
 
 
 class Interests:
-    """What is wanted, and what is declared for it."""
+    """The wanted filters, and the filters that are declared for them."""
 
     def __init__(self) -> None:
         self._declared_for: dict[str, str] = {}
-        """Wanted filter -> the one that is declared for it, which may be broader."""
+        """Wanted filter -> the filter that is declared for it, which may be broader."""
         self._users: Counter[str] = Counter()
-        """Declared filter -> how many it is declared for."""
+        """Declared filter -> for how many wanted filters it is declared."""
         self._broad: set[str] = set()
-        """Those that are declared in place of others."""
+        """Declared filters that stand for several wanted ones."""
 
     def add(self, filters: Iterable[str]) -> InterestChange:
-        """More are wanted."""
+        """Want more filters."""
         before = set(self._users)
         for topic_filter in filters:
             self._declare(topic_filter, self._covering(topic_filter))
@@ -50,7 +51,7 @@ class Interests:
         return InterestChange([name for name in self._users if name not in before], sorted(before - set(self._users)))
 
     def remove(self, topic_filter: str) -> InterestChange:
-        """One is not wanted any more."""
+        """Stop wanting a filter."""
         name = self._declared_for.pop(topic_filter)
         self._users[name] -= 1
         if self._users[name]:
@@ -64,7 +65,7 @@ class Interests:
         self._users[name] += 1
 
     def _covering(self, topic_filter: str) -> str:
-        """The broadest filter declared for others that brings all of this one; else the filter itself."""
+        """The broadest declared filter that covers this one; else the filter itself."""
         above = scopes.above(scopes.scope_of(topic_filter)) if not topic_filter.startswith("$") else ()
         return next((name for name in above if name in self._broad), topic_filter)
 

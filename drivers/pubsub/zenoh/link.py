@@ -1,20 +1,19 @@
-"""The link of a subscriber to one address: filters, the channel that frames come through, and when it is up.
+"""The link of a subscriber to one address: its filters, the channel for frames, and the reports of the link.
 
-Theory of operation.  Zenoh gives every declared subscriber a channel of its own, so with one subscriber per filter the
-frames of several filters would lose their order, a frame that two filters match would come twice, and each filter would
-cost a thread.  So filters and channel are kept apart:
+Zenoh gives every declared subscriber its own channel.  With one subscriber per filter, frames of several filters would
+lose their order, a frame that two filters match would come twice, and each filter would cost a thread.  So filters and
+channel are separate:
 
-* for each filter something is declared that is never read: it tells publishers what to send here; for many filters
-  something broader (`heliograph_drivers.pubsub.zenoh.interests`);
-* one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  No other subscriber
-  hears of
-  it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
-  contained in ``heliograph$*/**``; filters are written so that they are not
+* for each filter a Zenoh subscriber is declared whose channel is never read: it tells publishers what to send here; for
+  many filters broader ones are declared (`heliograph_drivers.pubsub.zenoh.interests`);
+* one Zenoh subscriber for *everything* has the channel.  Every frame passes it once, in order.  Its declaration does
+  not leave the session, because an access rule of the session forbids it: publishers never see it.  The rule covers
+  all key expressions inside ``heliograph$*/**``; filters are written so that they are not inside
   (`heliograph_drivers.pubsub.zenoh.config.ZenohKeys`).
 
-A link is reported as connected when a question that was sent after the filters was answered: publishers answer an
-empty query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when no
-publisher is there.  A plain Zenoh peer does not answer; after a grace time it is taken to be ready.
+A link is reported as connected when a question that was sent after the filters was answered: publishers answer an empty
+query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when there
+is no publisher.  A plain Zenoh peer does not answer; it counts as ready after a grace time.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.driver_kit import Backoff, Inbox, ReplaceableThread, Tally
 
 CHANNEL_FRAMES = 1024
-"""Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
+"""Frames between Zenoh's thread and the thread of the channel.  A small number is enough, because the thread of the
+channel never waits for the receiver."""
 BATCH_BYTES = 256 * 1024
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ class ZenohLink(ZenohConnection):
     def __init__(
         self, settings: ZenohSettings, address: str, filters: Iterable[str], inbox: Inbox, tally: Tally
     ) -> None:
-        access = {"access_control": _keep_to_oneself(settings.keys.everything)}
+        access = {"access_control": _rule_against_declaring(settings.keys.everything)}
         super().__init__(settings, (address,), access, tally)
         self._keys = settings.keys
         self._inbox = inbox
         self._filters = dict.fromkeys(filters)
         self._interests = Interests()
         self._declared: dict[str, Channel] = {}
-        """What is declared for the filters."""
+        """Declared filter -> its Zenoh subscriber."""
         self._unconfirmed: dict[str, object] = {}
-        """Filters that publishers may not have heard of, each with a mark of the attempt to tell them."""
+        """Filter that publishers have not confirmed yet -> a mark of its declaration."""
         self._pump: ReplaceableThread | None = None
-        """Moves what comes through the channel."""
+        """The thread of the channel."""
         self._is_up = False
         self._up_since = 0.0
         self._sync_number = 0
@@ -83,9 +83,9 @@ class ZenohLink(ZenohConnection):
         self._post(functools.partial(self._remove, topic_filter))
 
     def query(self, frame: bytes, on_reached: Callable[[int], None]) -> bool:
-        """Have the query sent; False when it certainly goes nowhere.
+        """Have the query sent.  Does not block.  Returns False when it cannot be sent.
 
-        ``on_reached`` is told, on a thread of Zenoh, how many have answered, once all of them have.
+        A thread of Zenoh calls ``on_reached`` with the number of publishers that have answered, after the last answer.
         """
         if not self.is_connected:
             return False
@@ -95,7 +95,7 @@ class ZenohLink(ZenohConnection):
         self._post(functools.partial(self._query, frame, on_reached))
         return True
 
-    def _opened(self, session: ZenohSession) -> None:
+    def _on_opened(self, session: ZenohSession) -> None:
         channel = session.keep(
             session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
         )
@@ -103,7 +103,7 @@ class ZenohLink(ZenohConnection):
             f"zenoh channel {self.address}",
             lambda: pump(channel, self._inbox, self._keys, self._tally, thread.replace),
         )
-        thread.start()  # first: one that did not begin is none to wait for
+        thread.start()  # may raise: `_pump` has only threads that have begun and can be joined
         self._pump = thread
         self._interests = Interests()
         self._declared.clear()
@@ -116,7 +116,7 @@ class ZenohLink(ZenohConnection):
 
     def _change(self, session: ZenohSession, change: InterestChange) -> None:
         for name in change.declare:
-            # A ring of one that is never read: samples are overwritten inside Zenoh and never reach Python.
+            # A ring of one entry that is never read: Zenoh overwrites its samples, and they never reach Python.
             ring: zenoh.handlers.RingChannel[zenoh.Sample] = zenoh.handlers.RingChannel(1)
             interest = session.zenoh.declare_subscriber(self._keys.interest(name), ring)
             self._declared[name] = session.keep(interest)
@@ -164,14 +164,14 @@ class ZenohLink(ZenohConnection):
         callback = zenoh.handlers.Callback(on_reply, on_end, indirect=False)
         _get(self._session, key, config.QUERY_TIMEOUT_S, callback, frame)
 
-    def _came_up(self) -> None:
+    def _on_link_up(self) -> None:
         self._is_up = True
         self._up_since = time.monotonic()
-        self._sync_number += 1  # answers to what was asked before do not count
+        self._sync_number += 1  # answers to earlier questions do not count
         self._is_syncing = False
         self._sync_soon()
 
-    def _went_down(self, reason: str) -> None:
+    def _on_link_down(self, reason: str) -> None:
         self._is_up = False
         if self.is_connected:
             self.is_connected = False
@@ -184,7 +184,7 @@ class ZenohLink(ZenohConnection):
             self._sync()
 
     def _sync(self) -> None:
-        """Ask the publishers whether they have heard of the filters declared so far."""
+        """Ask the publishers whether the filters declared so far are in effect."""
         if self._session is None or not self._is_up:
             return
         self._sync_number += 1
@@ -198,7 +198,7 @@ class ZenohLink(ZenohConnection):
         _get(self._session, self._keys.sync, SYNC_TIMEOUT_S, callback, b"")
 
     def _synced(self, number: int, answers: list[bool], asked: Mapping[str, object]) -> None:
-        """The question has ended.  ``answers``: one for each answer and False when time ran out."""
+        """Handle the end of a question.  ``answers`` has True for each answer, and False after a time-out."""
         if number != self._sync_number or not self._is_up:
             return
         if not (any(answers) or self._is_ended(has_timed_out=bool(answers))):
@@ -218,31 +218,31 @@ class ZenohLink(ZenohConnection):
             self._inbox.put_report(Connected(self.address))
 
     def _is_ended(self, *, has_timed_out: bool) -> bool:
-        """Whether a question without an answer counts nevertheless.
+        """Whether a question without an answer still confirms the filters.
 
-        When time ran out it may be the router that has not heard of it yet, so that is asked again for a while.
+        After a time-out the router may not have received the question, so it is repeated until the grace time is over.
         """
         if has_timed_out:
             return self._is_grace_over() and self._is_ended_by_router()
         return self._is_grace_over() or self._is_ended_by_router()
 
     def _is_ended_by_router(self) -> bool:
-        """A client's query goes to the router and ends there, unless the link was lost while it was under way."""
+        """Whether the router has ended the query: that of a client ends at its router, unless the link was lost."""
         return self._is_client and self._session is not None and bool(self._session.zenoh.info.links())
 
     def _is_grace_over(self) -> bool:
         return time.monotonic() - self._up_since > SYNC_GRACE_S
 
-    def _closing(self) -> None:
+    def _on_closing(self) -> None:
         self.is_connected = False
 
-    def _closed(self) -> None:
+    def _on_closed(self) -> None:
         self._declared.clear()
         if self._pump is not None:
             self._pump.join()
 
     def join(self) -> None:
-        """As `ZenohConnection.join`; from within a callback of the user nothing is waited for."""
+        """Like `ZenohConnection.join`, but from within a callback of the user it does not wait."""
         if self._pump is None or not self._pump.is_current:
             super().join()
 
@@ -256,20 +256,20 @@ def _get(
         target=zenoh.QueryTarget.ALL,
         consolidation=zenoh.ConsolidationMode.NONE,  # else Zenoh keeps one reply per key
         timeout=timeout_s,
-        # Answers have the priority of the query.  Below it live frames would starve a repair; with the same one an
-        # answer that a slow link holds up would hold up the frames for all links.
+        # Answers get the priority of the query.  With a lower one live frames would starve a repair; with the same one
+        # an answer that waits for a slow link would delay the frames for all links.
         priority=zenoh.Priority.DATA_HIGH,
         payload=payload,
     )
 
 
 def pump(channel: Channel, inbox: Inbox, keys: ZenohKeys, tally: Tally, relieve: Callable[[], None]) -> None:
-    """Move what arrives to the inbox, as much at a time as is there, until the session is closed.
+    """Move samples from the channel to the inbox, as many at a time as there are, until the session is closed.
 
     A frame under the key of another topic is dropped and counted.
 
-    A frame that comes alone is passed on before it is asked whether there are more.  ``relieve`` starts another pump
-    for the channel, should the receiver keep this thread; it ends then.
+    The first frame is handed over before the channel is asked for more.  If the receiver keeps this thread, ``relieve``
+    starts another pump for the channel, and this one returns.
     """
     sample: zenoh.Sample | None
     while True:
@@ -303,12 +303,12 @@ def pump(channel: Channel, inbox: Inbox, keys: ZenohKeys, tally: Tally, relieve:
 def _try_recv(channel: Channel) -> zenoh.Sample | None:
     try:
         return channel.try_recv()
-    except zenoh.ZError:  # closed, and empty: recv() will say so again
+    except zenoh.ZError:  # closed and empty: recv() will raise again
         return None
 
 
-def _keep_to_oneself(key_expression: str) -> dict[str, object]:
-    """Access control that does not let the declaration of this subscriber leave, and lets everything else pass."""
+def _rule_against_declaring(key_expression: str) -> dict[str, object]:
+    """Access control that keeps the declaration of this subscriber inside the session, and allows everything else."""
     rule = {
         "id": "one-channel",
         "messages": ["declare_subscriber"],
@@ -320,6 +320,6 @@ def _keep_to_oneself(key_expression: str) -> dict[str, object]:
         "enabled": True,
         "default_permission": "allow",
         "rules": [rule],
-        "subjects": [{"id": "everybody"}],
-        "policies": [{"rules": [rule["id"]], "subjects": ["everybody"]}],
+        "subjects": [{"id": "all"}],
+        "policies": [{"rules": [rule["id"]], "subjects": ["all"]}],
     }

@@ -1,13 +1,13 @@
-"""Zenoh sessions that respect what Zenoh cannot do: live through ``fork()``, and be forgotten at exit.
+"""Zenoh sessions, and protection against what Zenoh does not support: ``fork()``, and open sessions at exit.
 
-After a fork the threads of Zenoh's runtime are missing in the child, and everything that needs them hangs for ever:
-sending, closing, opening a new session, even freeing an object that was declared.  So a child of a process that ever
-opened a session refuses to work, and never frees what it inherited.
+After a fork the child lacks the threads of Zenoh's runtime, and every call that needs them hangs for ever: sending,
+closing, opening a session, even freeing a declared object.  So a child of a process that has ever opened a session
+refuses to work, and never frees what it inherited.
 
-Sessions that are still open when the program ends are closed then.
+Sessions that are still open at the end of the program are closed then.
 
-Zenoh's own threads have been seen to wait for one another for ever while a session was opened or closed, seldom and
-without a way to tell why.  So nothing here waits for that without a limit (`within_limit`).
+Rarely, Zenoh's own threads wait for one another for ever while a session is opened or closed; the reason was not found.
+So opening and closing have a time limit (`within_limit`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pubsub_api.errors import AddressInUse, Forked, InvalidConfig, LimitReached,
 from pubsub_api.runtime import forking
 
 if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):
-    raise ImportError("it is older than 1.8 and does not tell when a link is made or lost", name="zenoh")
+    raise ImportError("this Zenoh is older than 1.8 and does not report links", name="zenoh")
 
 LOG = logging.getLogger(__name__)
 
 _EPHEMERAL_ATTEMPTS = 20
 
 STUCK_S = 60.0
-"""A call that Zenoh ends by itself within 10 s, and that has not returned for so long, never will."""
+"""Zenoh ends these calls by itself within 10 s; one that has not returned for this long never will."""
 
 _Result = TypeVar("_Result")
 
@@ -56,24 +56,24 @@ _Entity = TypeVar("_Entity", bound=_Declared)
 
 
 def never_free(kept: object) -> None:
-    """One reference too many: not even the end of the interpreter frees it."""
+    """Add a reference that is never removed, so that not even the end of the interpreter frees the object."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 class ZenohProcess:
-    """What this process has opened, and whether it may go on doing so."""
+    """The open sessions of this process, and whether it may open more."""
 
     def __init__(self) -> None:
         self.sessions: set[ZenohSession] = set()
         self.ends: set[_Closable] = set()
-        """Publishers and subscribers with threads.  One that is inside Zenoh when the interpreter ends aborts it."""
+        """Publishers and subscribers with threads.  A thread inside Zenoh would abort the interpreter at its end."""
         self._has_opened = False
         self._is_forked = False
         forking.register(self)
         atexit.register(self._on_exit)
 
     def enter(self) -> None:
-        """Call before a session is opened: from then on Zenoh's threads exist.  Raises Forked."""
+        """Call it before a session is opened: from then on Zenoh's threads exist.  Raises Forked."""
         self.check()
         self._has_opened = True
 
@@ -105,7 +105,8 @@ PROCESS = ZenohProcess()
 
 
 def within_limit(call: Callable[[], _Result], doing: str) -> _Result:
-    """Return or raise what ``call`` does, on a thread of its own.  Raises TransportUnavailable when it is stuck."""
+    """Make a call on another thread, and return or raise what it does.  Blocks for `STUCK_S` at most; then raises
+    TransportUnavailable."""
     future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
     def run() -> None:
@@ -116,28 +117,28 @@ def within_limit(call: Callable[[], _Result], doing: str) -> _Result:
 
     try:
         start_thread(threading.Thread(target=run, name="zenoh call", daemon=True))
-    except LimitReached:  # also when the interpreter ends
+    except LimitReached:  # it is also raised while the interpreter ends
         return call()
     try:
         return future.result(STUCK_S)
     except concurrent.futures.TimeoutError:
         raise TransportUnavailable(
-            f"zenoh is stuck {doing}: it did not return for {STUCK_S:g} s. Start this program again"
+            f"zenoh is stuck {doing}: it did not return for {STUCK_S:g} s. Restart this program"
         ) from None
 
 
 class ZenohSession:
-    """An open Zenoh session and what was declared on it.  Used by one thread at a time."""
+    """An open Zenoh session and its declarations.  Use it from one thread at a time."""
 
     def __init__(self, config: zenoh.Config) -> None:
-        """Open it.  Blocks for as long as ``config`` allows.  Raises zenoh.ZError and Forked."""
+        """Open it.  Blocks for as long as ``config`` allows.  Raises zenoh.ZError, Forked."""
         PROCESS.enter()
         self.zenoh = zenoh.open(config)
         self._declared: dict[int, _Declared] = {}
         PROCESS.sessions.add(self)
 
     def keep(self, entity: _Entity) -> _Entity:
-        """Hold on to something declared: Zenoh undeclares what is not referred to."""
+        """Keep a declared object: Zenoh undeclares it when it is freed."""
         self._declared[id(entity)] = entity
         return entity
 
@@ -146,9 +147,9 @@ class ZenohSession:
         entity.undeclare()
 
     def close(self) -> None:
-        """Flush and close.  Takes milliseconds, or Zenoh's own limit of 10 s when a peer has stopped to read.
+        """Flush and close.  Blocks for milliseconds, or for Zenoh's limit of 10 s when a peer has stopped reading.
 
-        A session that is stuck is given up, and never freed, because freeing it would get stuck as well.
+        A session that is stuck is given up and never freed, because freeing it would get stuck, too.
         """
         if PROCESS.is_child:
             return
@@ -165,7 +166,7 @@ class ZenohSession:
 
 
 def make_config(settings: ZenohSettings, mode: str, values: Mapping[str, object]) -> zenoh.Config:
-    """A configuration for one session.  Raises InvalidConfig with the option that Zenoh refuses."""
+    """The configuration of a session.  Raises InvalidConfig with the option that Zenoh refuses."""
     options = settings.options
     try:
         config: zenoh.Config = zenoh.Config.from_file(options.config_file) if options.config_file else zenoh.Config()
@@ -193,7 +194,7 @@ def _common_values(settings: ZenohSettings) -> dict[str, object]:
         },
         "scouting/multicast/enabled": False,
         "scouting/gossip/enabled": False,
-        "scouting/delay": 0,  # nothing is scouted, so there is nothing to wait for
+        "scouting/delay": 0,  # scouting is off, so there is no reason to wait for it
         "transport/unicast/open_timeout": round(settings.common.connect_timeout * 1e3),
         "transport/unicast/max_sessions": SESSIONS_MAX,
         "transport/link/tx/lease": round(settings.common.link_timeout / settings_module.LEASES_PER_TIMEOUT * 1e3),
@@ -218,15 +219,15 @@ def _common_values(settings: ZenohSettings) -> dict[str, object]:
 
 
 def listen(settings: ZenohSettings) -> tuple[ZenohSession, str]:
-    """Open a session that owns the configured addresses; return it with the address that subscribers should use.
+    """Open a session that listens on the configured addresses; return it with the address for subscribers.
 
-    Raises AddressInUse, InvalidConfig and Forked.
+    Raises AddressInUse, InvalidConfig, Forked.
     """
     is_ephemeral = any((parts := split_address(address)) and parts[2] == 0 for address in settings.listen)
     attempts = _EPHEMERAL_ATTEMPTS if is_ephemeral else 1
     while True:
-        # Zenoh does not tell which port it was given, so a free one is looked for here.  Another process may take it
-        # in between; then the next one is tried.
+        # Zenoh does not report the port that the system chose, so a free one is looked up first.  If another process
+        # takes it meanwhile, the next one is tried.
         addresses = [_with_port(address) for address in settings.listen]
         try:
             session = ZenohSession(make_config(settings, settings.mode, {"listen/endpoints": addresses}))
@@ -260,7 +261,7 @@ def _public(address: str, public_host: str) -> str:
 
 
 def _is_in_use(error: zenoh.ZError) -> bool:
-    """Zenoh has one class for all errors; the text tells what it was."""
+    """Whether the address is taken.  Zenoh has one class for all errors, so only the text shows it."""
     return f"os error {errno.EADDRINUSE}" in str(error)
 
 
@@ -272,5 +273,5 @@ def _listen_error(addresses: list[str], error: zenoh.ZError) -> AddressInUse | I
 
 
 def brief(error: zenoh.ZError) -> str:
-    """The text of an error without the places in Zenoh's source where it was raised."""
+    """The text of an error without the positions in Zenoh's source."""
     return " ".join(word for word in str(error).split() if ".rs:" not in word).replace(" at ]", "]").removesuffix(" at")

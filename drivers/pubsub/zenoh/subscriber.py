@@ -15,7 +15,8 @@ from pubsub_api.errors import TransportUnavailable
 
 
 class ZenohSubscriber(DriverSubscriber):
-    """See `SubscriberApi`.  Link and channel threads per address, one thread for the receiver."""
+    """See `SubscriberApi`.  Each address has a thread for the link and one for its channel; one thread calls the
+    receiver."""
 
     def __init__(self, settings: ZenohSettings) -> None:
         super().__init__(
@@ -25,8 +26,8 @@ class ZenohSubscriber(DriverSubscriber):
         self._settings = settings
         self._links: dict[str, ZenohLink] = {}
         self._ending: list[ZenohLink] = []
-        # It drops rather than wait: waiting would keep a thread of Zenoh, and with it the answers and the signs of life
-        # of every peer on that link.
+        # A full inbox drops frames and does not wait: waiting would block a thread of Zenoh, and with it the answers
+        # and the keep-alives of every peer on that link.
         self._inbox = Inbox(settings.common.receive_queue_bytes_max, name="zenoh receiver")
 
     @property
@@ -34,7 +35,8 @@ class ZenohSubscriber(DriverSubscriber):
         return {"frames_dropped": self._inbox.dropped, **super().counters}
 
     def query(self, frame: bytes) -> int | None:
-        """Zenoh tells when a query has ended: only then is it known how many have answered."""
+        """Hand the query to every link that is up.  How many publishers have answered is reported at the end of the
+        query, as `Asked`."""
         with self._usable():
             links = [link for link in self._links.values() if link.is_connected]
             reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
@@ -44,7 +46,7 @@ class ZenohSubscriber(DriverSubscriber):
         return None
 
     def _tell_reach(self, frame: bytes, responders: int) -> None:
-        """Behind the answers themselves, which wait in the inbox."""
+        """Put the report into the inbox, behind the answers."""
         self._inbox.put_report(Asked(next(iter(self._links), ""), frame, responders))
 
     def _check_filter(self, topic_filter: str) -> None:

@@ -4,11 +4,11 @@ Bind-based: a publisher owns its address, ``tcp://publisher_bind_address:publish
 ``publisher_transport = ipc``, a socket file that only the user may open.  A subscriber has one link per address.
 
 * Filters are exact for topics without wildcards; a wildcard is widened to the prefix before it, and the core filters.
-* `Connected` and `Subscribed` come after the publisher itself has confirmed the subscriptions (`wire`).
-* A subscriber that falls ``send_hwm`` + 1000 frames behind loses frames, which the layer above notices.
-* CURVE encrypts and authenticates tcp links (`security`).
-* A message of a plain ZeroMQ publisher, topic and payload in two parts, is passed on as foreign.  Its topic must end
-  with a NUL byte to be selected by a filter without wildcards.
+* `Connected` and `Subscribed` are reported after the publisher has confirmed the subscriptions (`wire`).
+* A subscriber that falls ``send_hwm`` + 1000 frames behind loses frames; the layer above detects it.
+* CURVE encrypts and authenticates tcp links (`access.curve`).
+* A message of a plain ZeroMQ publisher, topic and payload in two parts, is handed over as foreign.  A filter without
+  wildcards selects it only if its topic ends with a NUL byte.
 
 URLs: ``zmq://host:port``, ``zmq:///path/of/socket``; ``?option=value`` sets an option of the ``[zmq]`` group.
 """
@@ -72,7 +72,7 @@ class ZmqPubSub(PubSubApi):
             return [endpoints.ipc_address(path)]
         options = self.conf[config.GROUP]
         if not options.publisher_port:
-            return []  # The ports are chosen at run time: the user has to tell the addresses.
+            return []  # the system chooses the ports, so the program must give the addresses
         return [endpoints.tcp_address(host, options.publisher_port) for host in options.publishers_ips]
 
     def get_publisher(self) -> ZmqPublisher:

@@ -1,8 +1,8 @@
-"""Questions to a publisher, and the answers to them: what the ROUTER socket of the ZeroMQ driver is for.
+"""Reads questions to a publisher from a ROUTER socket of ZeroMQ, and sends the answers.
 
-Nothing here blocks.  An answer is made reply by reply, as the asker takes them: while it holds its share of unread
-replies (`door`) the rest of the answer waits here, not made yet.  What waits is bounded in number, per asker and in
-all; further answers are dropped and counted, and the asker asks again.
+It never blocks.  An answer is made reply by reply, as fast as the asker takes them: while the asker has its share of
+unread replies (`PeerLimits`), the rest of the answer waits and is not made yet.  The number of waiting answers is
+limited, per asker and in all; further answers are dropped and counted, and the asker asks again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 LOG = logging.getLogger(__name__)
 
 RETRY_MS = 5
-"""How often answers that wait are tried.  At half of the default share that is 400 MB/s for one asker."""
+"""How often waiting answers are tried again.  With half of the default share that is 400 MB/s for one asker."""
 _PARTS_PER_TURN = 128
-"""Read before other sockets get a turn.  A question has two: who asks, and what."""
+"""Parts that are read before other sockets get a turn.  A question has two parts: its asker and the query."""
 _WAITING_MAX = 1000
 _WAITING_PER_ASKER_MAX = 100
 _FRAMING_BYTES = 9
 
 
 class _Answer:
-    """One that is under way: the reply that goes next, and those that are made later."""
+    """An unfinished answer: the next reply, and an iterator that makes the later ones."""
 
     __slots__ = ("account", "asker", "replies", "reply")
 
@@ -44,33 +44,33 @@ class _Answer:
 
 
 class Answers:
-    """For the service thread of a publisher."""
+    """See the module's description.  Use it from the service thread of a publisher."""
 
-    def __init__(self, router: Socket, handler: GuardedHandler, door: PeerLimits, tally: Tally, name: str) -> None:
+    def __init__(self, router: Socket, handler: GuardedHandler, limits: PeerLimits, tally: Tally, name: str) -> None:
         self._router = router
         self._handler = handler
-        self._door = door
+        self._limits = limits
         self._tally = tally
         self._name = name
         self._waiting: dict[bytes, collections.deque[_Answer]] = {}
-        """By asker, in the order in which the questions came."""
+        """Asker -> its answers, in the order of the questions."""
         self._waiting_count = 0
         self._log_garbage = SeldomLog(LOG)
         self._asker: bytes | None = None
-        """Whose message is being read; None between messages."""
+        """The sender of the message that is being read; None between messages."""
         self._account: Account | None = None
         self._question = b""
         self._parts = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Answers wait for room: `go_on` is to be called every `RETRY_MS`."""
+        """Whether answers wait for room: then call `go_on` every `RETRY_MS`."""
         return bool(self._waiting)
 
     def read(self) -> None:
-        """Read some parts of questions, and begin to answer those that are complete.
+        """Read some parts of questions, and begin to answer complete questions.
 
-        A message may have any number of parts.  Only the first is kept, and where one turn ends the next goes on.
+        A message may have any number of parts.  Only the first is kept.  The next call goes on in the same message.
         """
         for _ in range(_PARTS_PER_TURN):
             try:
@@ -79,7 +79,7 @@ class Answers:
                 return
             if self._asker is None:
                 descriptor = part.get(zmq.SRCFD)
-                self._account = self._door.account_of(descriptor if isinstance(descriptor, int) else -1)
+                self._account = self._limits.account_of(descriptor if isinstance(descriptor, int) else -1)
                 self._asker, self._question, self._parts = part.bytes, b"", 0
             else:
                 self._question = self._question if self._parts else part.bytes
@@ -98,7 +98,7 @@ class Answers:
             self._log_garbage("%s: a message of %d parts that is no query was dropped", self._name, self._parts)
 
     def go_on(self) -> None:
-        """Give the answers that wait another try."""
+        """Try again to send the waiting answers."""
         for asker, answers in list(self._waiting.items()):
             while answers and self._send(answers[0]):
                 answers.popleft()
@@ -117,10 +117,10 @@ class Answers:
         self._waiting_count += 1
 
     def _send(self, answer: _Answer) -> bool:
-        """Send replies until there are no more, or no room.  False when the rest has to wait."""
+        """Send replies while there are more and there is room.  Returns False when the rest must wait."""
         while answer.reply is not None:
             size = len(answer.reply)
-            if not self._door.has_room(answer.account, size):
+            if not self._limits.has_room(answer.account, size):
                 return False
             try:
                 self._router.send(answer.asker, zmq.SNDMORE)
@@ -132,7 +132,7 @@ class Answers:
                     raise
                 self._drop("an asker has gone before its answer")
                 return True
-            self._door.note_answer(answer.account, size)
+            self._limits.note_answer(answer.account, size)
             answer.reply = next(answer.replies, None)
         return True
 

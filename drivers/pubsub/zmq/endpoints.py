@@ -1,4 +1,4 @@
-"""Addresses of the ZeroMQ driver: which are sound, how one is bound to, and where queries go.
+"""Addresses of the ZeroMQ driver: checking them, binding to them, and the addresses for queries.
 
 An address is ``tcp://host:port`` or ``ipc:///path/of/socket``.
 """
@@ -33,12 +33,12 @@ def ipc_address(path: pathlib.Path) -> str:
 
 
 def query_path(path: pathlib.Path) -> pathlib.Path:
-    """Where a publisher whose socket is ``path`` answers queries."""
+    """The socket file for queries of a publisher whose socket file is ``path``."""
     return path.with_name(path.name + _QUERY_SUFFIX)
 
 
 def query_address(address: str, port: int) -> str:
-    """Where the publisher at ``address`` answers queries, given the port it told."""
+    """The address for queries of the publisher at ``address``, with the port from its echo."""
     parts = urlsplit(address)
     if parts.scheme == "ipc":
         return ipc_address(query_path(pathlib.Path(parts.path)))
@@ -46,7 +46,7 @@ def query_address(address: str, port: int) -> str:
 
 
 def check_address(address: str) -> str:
-    """Return ``address`` when a subscriber can listen to it.  Raises InvalidConfig with the reason otherwise."""
+    """Return ``address`` if a subscriber can connect to it.  Raises InvalidConfig otherwise."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -58,12 +58,12 @@ def check_address(address: str) -> str:
         check_path(pathlib.Path(parts.path))
         return address
     raise InvalidConfig(
-        f"{address!r} is nothing a ZeroMQ subscriber can listen to; write tcp://host:port or ipc:///path/of/socket"
+        f"{address!r} is no address for a ZeroMQ subscriber; write tcp://host:port or ipc:///path/of/socket"
     )
 
 
 def check_path(path: pathlib.Path) -> None:
-    """Raises InvalidConfig when the path, or that for queries beside it, cannot be a socket's."""
+    """Raises InvalidConfig when the path, or the path for queries beside it, cannot be a socket file."""
     longest = zmq.IPC_PATH_MAX_LEN - len(_QUERY_SUFFIX)
     if not path.is_absolute() or not path.name:
         raise InvalidConfig(f"the socket path {str(path)!r} is not absolute")
@@ -72,35 +72,35 @@ def check_path(path: pathlib.Path) -> None:
 
 
 def host_name(address: str) -> str:
-    """The name in an address that has to be looked up before it can be used; empty when it has none."""
+    """The host name in an address that must be resolved; empty for a numeric address and a socket file."""
     host = "" if "[" in address else urlsplit(address).hostname or ""
     return "" if host in WILDCARD_HOSTS or host.replace(".", "").isdigit() else host
 
 
 def uses_ipv6(address: str) -> bool:
-    """IPv6 is switched on only where it is needed: with it, ``*`` would mean other interfaces than without, and a name
-    that has addresses of both kinds, as ``localhost`` has, would mean the one that publishers seldom listen on.
+    """Whether an address needs IPv6.  It is switched on only if needed: with it ``*`` would mean other interfaces, and
+    a name with addresses of both kinds, such as ``localhost``, would mean the one on which publishers seldom listen.
 
-    A host name is looked up, which blocks for as long as the system's resolver takes.
+    Resolves a host name, which blocks for as long as the system's resolver takes.
     """
     if not (name := host_name(address)):
         return "[" in address
     try:
         found = {family for family, *_ in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return False  # unknown now; ZeroMQ looks it up again and again
+        return False  # not known now; ZeroMQ resolves it again with each attempt to connect
     return found == {socket.AF_INET6}
 
 
 def set_heartbeats(sock: Socket, link_timeout_s: float) -> None:
-    """An idle link is tested six times in ``link_timeout``: five answers may be lost before it counts as lost."""
+    """Have ZeroMQ test an idle link six times in ``link_timeout``; the link is lost when all answers are missing."""
     timeout_ms = int(link_timeout_s * 1000)
     sock.set(zmq.HEARTBEAT_IVL, timeout_ms // 6)
     sock.set(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
 
 
 def bind_tcp(sock: Socket, host: str, port: int) -> None:
-    """Bind, to a free port when ``port`` is 0: `bound_to` tells which.  Raises AddressInUse, InvalidConfig."""
+    """Bind; port 0 takes a free port, which `bound_to` returns.  Raises AddressInUse, InvalidConfig, DriverError."""
     address = tcp_address(_numeric(host), port or "*")
     sock.set(zmq.IPV6, uses_ipv6(address))
     try:
@@ -123,7 +123,7 @@ def bound_to(sock: Socket) -> tuple[str, int]:
 
 
 def _numeric(host: str) -> str:
-    """ZeroMQ binds to numeric addresses and interface names; a host name is looked up for it."""
+    """The numeric address of a host name: ZeroMQ cannot bind to a name.  Blocks while it is resolved."""
     if host in WILDCARD_HOSTS:
         return host
     try:
@@ -134,7 +134,7 @@ def _numeric(host: str) -> str:
 
 
 class SocketFile:
-    """A socket file that this process has bound to.  ``remove`` takes it away, unless another process has it by now."""
+    """A socket file that this process has bound.  ``remove`` deletes it, unless another process has bound it since."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -147,10 +147,10 @@ class SocketFile:
 
 
 def bind_ipc(sock: Socket, path: pathlib.Path) -> SocketFile:
-    """Bind to a socket file that only this user may open.  Raises AddressInUse, InvalidConfig.
+    """Bind to a socket file that only this user may open.  Raises AddressInUse, InvalidConfig, DriverError.
 
-    ZeroMQ by itself would remove whatever file is there, a live publisher's too, and leave its mode to the umask.  So
-    the listening socket is made here, and given to it.
+    ZeroMQ would remove an existing file, even that of a live publisher, and its mode would depend on the umask.  So the
+    listening socket is made here and given to ZeroMQ.
     """
     check_path(path)
     try:
@@ -164,7 +164,7 @@ def bind_ipc(sock: Socket, path: pathlib.Path) -> SocketFile:
         owned = SocketFile(path)
         sock.set(zmq.USE_FD, listener.fileno())
         sock.bind(ipc_address(path))
-        listener.detach()  # it is ZeroMQ's now, and closed by it
+        listener.detach()  # ZeroMQ closes it from now on
     except (OSError, zmq.ZMQError) as error:
         raise DriverError(f"{path} cannot be bound to: {error}") from error
     finally:

@@ -1,16 +1,17 @@
-"""One subscriber's link to one publisher of the ZeroMQ driver.  Used by the receiving thread alone; makes no calls.
+"""One subscriber's link to one publisher of the ZeroMQ driver.  Only the receiving thread uses it; it calls no user
+code.
 
-Theory of operation.  A link is a SUB socket, the monitor that tells what happens to its connection, and, once the
-publisher has said where, a DEALER socket for queries.
+A link is a SUB socket, a monitor that reports events of its connection, and a DEALER socket for queries, which is made
+when the publisher has said where it answers them.
 
-* ``open`` connects and then subscribes, filter by filter, the nonce of the barrier last (see `wire`).  All of it
-  waits in the socket until the publisher is there, however long that takes, and reaches it in that order.
-* The echo of the nonce makes the link up: that is `Connected`, or `Subscribed` for filters that came later.  Only one
-  nonce is under way at a time; filters that come meanwhile are covered by the next.
-* Whatever the monitor says of a lost connection makes the link ``lost``.  Its sockets are closed, and it is opened
-  again as new.  ZeroMQ's own reconnecting is not used here, for two reasons.  It sends the subscriptions again in an
-  order of its own, so that a nonce could overtake a filter and the echo would prove nothing.  And it never comes back
-  from a refused or garbled handshake.  While a publisher is just absent, ZeroMQ does the waiting.
+* ``open`` connects and then subscribes, filter by filter, the nonce of the barrier last (see `wire`).  The
+  subscriptions wait in the socket until the publisher is there, and reach it in this order.
+* The echo of the nonce brings the link up: that is `Connected`, or `Subscribed` for filters that were added later.
+  Only one nonce waits for its echo at a time; filters that are added meanwhile are covered by the next one.
+* When the monitor reports that the connection is lost, the link is ``lost``.  Its sockets are closed, and it is opened
+  again with new ones.  ZeroMQ's own reconnecting is not used, for two reasons.  It sends the subscriptions again in
+  another order, so that a nonce could overtake a filter, and the echo would prove nothing.  And it never recovers from
+  a refused or garbled handshake.  While a publisher is only absent, ZeroMQ waits for it.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ from pubsub_api.errors import LimitReached
 LOG = logging.getLogger(__name__)
 
 ContextOf = Callable[[str], "zmq.Context[Socket]"]
-"""Gives the context for the name of a host, empty for an address.  May raise LimitReached."""
+"""Returns the context for a host name, which is empty for a numeric address.  May raise LimitReached."""
 
 _EVENT = struct.Struct("=HI")
 
-# What the monitor says -> what is said of the link.  Refusals are reported even of a link that never was up: waiting
-# does not help against them.
+# Event of the monitor -> reason in the report.  Refusals are reported even for a link that was never up, because
+# waiting does not help.
 _REFUSALS = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the publisher refused our CURVE key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the publisher refused the CURVE key of this subscriber",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer does not speak ZeroMQ with the security configured here",
 }
 _LOSSES = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer broke off the handshake, as one that has other keys does",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer ended the handshake; perhaps it has other keys",
     int(zmq.EVENT_DISCONNECTED): "the connection was lost",
     **_REFUSALS,
 }
 _BROKEN_HANDSHAKES_MAX = 3
-"""A publisher that restarts may break one handshake or two; one that breaks more in a row refuses us without a word."""
+"""A publisher that restarts may break one or two handshakes; one that breaks more in a row refuses the subscriber."""
 _HANDSHAKE_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _WATCHED = sum(_LOSSES) | _HANDSHAKE_SUCCEEDED
 
 
 class ZmqLink:
-    """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
-    `on_deadline` must be called, if it is open.  None is never."""
+    """See the module's description.  ``lost`` is the reason why the link must be dropped, or None.  ``deadline`` is
+    when a closed link must be opened again, or when `on_deadline` of an open link must be called; None means never."""
 
     def __init__(self, conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally) -> None:
         self.address = address
@@ -68,9 +69,9 @@ class ZmqLink:
         self.monitor: Socket | None = None
         self.dealer: Socket | None = None
         self.incoming: list[tuple[Socket, int]] = []
-        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
+        """The argument of ``zmq_poll`` that asks whether ``sub`` has something to read."""
         self.is_in_burst = False
-        """A frame was read, and more may have come with it."""
+        """Whether a frame was read, and more may have come with it."""
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None
@@ -91,20 +92,20 @@ class ZmqLink:
 
     @property
     def sockets(self) -> list[Socket]:
-        """Those that are open, to be polled."""
+        """The open sockets, to be polled."""
         return [sock for sock in (self.sub, self.monitor, self.dealer) if sock is not None]
 
     # -- connection
 
     def open(self, prefixes: list[bytes], now: float, context_of: ContextOf, *, uses_ipv6: bool) -> None:
-        """Connect and subscribe.  Sets ``lost`` when even that fails."""
+        """Connect and subscribe.  Does not block.  Sets ``lost`` when it fails."""
         self.deadline = None
         try:
             self._context = context_of(endpoints.host_name(self.address))
             self._open(prefixes, uses_ipv6=uses_ipv6)
         except LimitReached as error:
             self.lost = str(error)
-            self._is_refused = True  # waiting alone does not help against it, so it is told
+            self._is_refused = True  # reported like a refusal, because waiting alone does not help
         except zmq.ZMQError as error:
             self.lost = str(error)
         else:
@@ -114,7 +115,7 @@ class ZmqLink:
         assert self._context is not None
         check_room(LINK_DESCRIPTORS, f"the link to {self.address}")
         sub = self.sub = self._new_socket(zmq.SUB)
-        # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
+        # Unlimited, because ZeroMQ silently drops subscriptions above the limit.  The filters limit their number.
         sub.set(zmq.SNDHWM, 0)
         sub.set(zmq.RCVHWM, RECEIVE_HWM)
         self.incoming = [(sub, int(zmq.POLLIN))]
@@ -140,7 +141,7 @@ class ZmqLink:
         self._uncovered.clear()
 
     def drop(self, now: float) -> list[LinkReport]:
-        """Close a link that is ``lost``; it is to be opened again at its deadline."""
+        """Close a link that is ``lost`` and set the deadline for opening it again.  Returns the reports."""
         assert self.lost is not None
         self._tally.add("link_failures")
         reports: list[LinkReport] = []
@@ -154,7 +155,7 @@ class ZmqLink:
         return reports
 
     def read_monitor(self, now: float) -> None:
-        """Take in what happened to the connection since the last call."""
+        """Handle the events of the connection since the last call."""
         while self.monitor is not None and self.lost is None:
             try:
                 parts = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -192,7 +193,7 @@ class ZmqLink:
     # -- subscriptions and the barrier
 
     def subscribe(self, topic_filter: str, prefixes: list[bytes], now: float) -> None:
-        """A filter that needs these prefixes in addition to those there are."""
+        """Add a filter, which needs these prefixes in addition to the present ones."""
         if self.sub is None:
             return
         for prefix in prefixes:
@@ -202,7 +203,7 @@ class ZmqLink:
             self._start_barrier(now)
 
     def unsubscribe(self, topic_filter: str, prefixes: list[bytes]) -> None:
-        """A filter is gone, and these prefixes with it."""
+        """Remove a filter, and the prefixes that only it needed."""
         if self.sub is None:
             return
         for prefix in prefixes:
@@ -212,11 +213,12 @@ class ZmqLink:
                 waiting.remove(topic_filter)
 
     def on_echo(self, topic: bytes, payload: bytes, now: float) -> list[LinkReport]:
-        """What an echo proves.  Nothing, when it is that of another nonce: a filter for everything hears them all."""
+        """Handle an echo; returns the reports.  The echo of another nonce is ignored: a subscriber of all topics gets
+        the echoes for others, too."""
         if self.sub is None or topic != self._nonce:
             return []
-        # If the connection was lost and ZeroMQ has made another by itself, the monitor knows, and the order in which
-        # the nonce arrived proves nothing.
+        # If ZeroMQ has lost the connection and made a new one by itself, the monitor reports it now: the order in which
+        # the nonce arrived proves nothing then.
         self.read_monitor(now)
         publisher = unpack_echo(payload)
         if self.lost is not None or publisher is None:
@@ -232,17 +234,17 @@ class ZmqLink:
         if self.is_up:
             return [Subscribed(self.address, topic_filter) for topic_filter in covered]
         if not is_complete:
-            return []  # Connected shall be true of every filter.
+            return []  # `Connected` waits until every filter is in effect
         self.is_up = True
         self._is_loss_told = False
         self._backoff.reset()
         return [Connected(self.address)]
 
     def on_deadline(self, now: float) -> list[LinkReport]:
-        """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue.
+        """Try another nonce, because there was no echo: it may have been lost in a full queue.  Returns the reports.
 
-        A link that never was up is told to be down then, with the reason: a plain ZeroMQ publisher does not answer,
-        and a program that waits for the link should learn why.  What such a publisher sends is passed on all the same.
+        A link that was never up is then reported as down with the reason: a plain ZeroMQ publisher does not answer, and
+        a program that waits for the link should learn why.  Messages of such a publisher are handed over anyway.
         """
         self._unanswered += 1
         self._tally.add("barriers_repeated")
@@ -250,7 +252,7 @@ class ZmqLink:
         if self._unanswered == 1:
             LOG.warning(
                 "%s has not confirmed the subscriptions within %s s. It is overloaded, or no publisher of Heliograph; "
-                "asking on", self.address, BARRIER_TIMEOUT_S,
+                "asking again", self.address, BARRIER_TIMEOUT_S,
             )  # fmt: skip
             if not self.is_up and not self._is_loss_told:
                 self._is_loss_told = True
@@ -270,14 +272,14 @@ class ZmqLink:
         self._set_barrier_deadline(now)
 
     def _set_barrier_deadline(self, now: float) -> None:
-        """No time runs while the publisher is absent."""
+        """Set the deadline of the echo; there is none while the publisher is absent."""
         if self._is_handshaken and self._nonce is not None:
             self.deadline = now + BARRIER_TIMEOUT_S
 
     # -- queries
 
     def ask(self, query: bytes) -> None:
-        """Pass a query on, if the publisher serves."""
+        """Send a query, if the publisher answers queries.  Does not block."""
         if self.dealer is not None:
             try:
                 self.dealer.send(query, zmq.NOBLOCK)
@@ -286,7 +288,7 @@ class ZmqLink:
                 LOG.debug("%s: a query was dropped, too many are waiting", self.address)
 
     def look_for_responder(self, now: float) -> None:
-        """A publisher that did not serve when it was asked may do so now: its next echo tells."""
+        """Ask again whether the publisher answers queries, which its next echo says."""
         if self.is_up and self.dealer is None and self._nonce is None:
             self._start_barrier(now)
 

@@ -1,4 +1,4 @@
-"""The ``[zmq]`` option group, and how a ``zmq://`` URL becomes options.  Opens nothing."""
+"""The ``[zmq]`` option group, and how a ``zmq://`` URL becomes options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def _file(name: str, help_text: str) -> cfg.Opt:
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    _file("curve_server_secret_key_file", "CURVE certificate with the secret key of publishers. Set it where "
-          "publishers run: they then refuse links that are not encrypted for this key."),
-    _file("curve_server_public_key_file", "CURVE certificate with the public key of publishers. Set it where "
-          "subscribers run."),
+    _file("curve_server_secret_key_file", "CURVE certificate with the secret key of publishers. Set it on publishers: "
+          "they then refuse links that are not encrypted for this key."),
+    _file("curve_server_public_key_file", "CURVE certificate with the public key of publishers. Set it on "
+          "subscribers."),
     _file("curve_secret_key_file", "CURVE certificate with the secret key of this subscriber."),
-    _file("curve_allowed_keys_dir", "Directory of CURVE certificates (*.key) of the subscribers that publishers let "
-          "in; read again when it changes. Without it, whoever knows the publishers' public key gets in."),
+    _file("curve_allowed_keys_dir", "Directory of CURVE certificates (*.key) of the subscribers that publishers "
+          "accept; read again when it changes. Without it, a publisher accepts every subscriber that knows its public "
+          "key."),
     *advanced(
         count("send_hwm", 1000, 1, 1_000_000, "Frames that wait at the publisher for one slow subscriber. Further ones "
               "wait [pubsub] send_wait and are then dropped for that subscriber; the loss is detected and repaired "
@@ -35,27 +36,28 @@ OPTIONS: Sequence[cfg.Opt] = (
         text("ipc_path", "", "Socket file of the publisher when [pubsub] publisher_transport is ipc. Empty: the file "
              "that [pubsub] publisher_multiproc_socket names."),
         cfg.PortOpt("query_port", default=0, help="Port on which a publisher answers cache queries. 0 lets the system "
-                    "choose; subscribers are told."),
-        size("peers_bytes_max", 64 * MIB, "What all connections may cost a publisher: subscriptions, questions that it "
-             "has not read yet, answers that the other end has not taken. One that costs more than a sixteenth of this "
-             "is cut. Raise it where very many subscribers have very many filters.", low=262_144),
+                    "choose; subscribers learn the port."),
+        size("peers_bytes_max", 64 * MIB, "Memory of a publisher for all its connections: subscriptions, questions "
+             "that it has not read yet, answers that the other end has not taken. A connection that costs more than a "
+             "sixteenth of this is cut. Raise it for very many subscribers with very many filters.", low=262_144),
     ),
 )  # fmt: skip
 
 PEERS_PER_BOUND = 16
-"""So many connections may cost a publisher the most that one may: fewer would let a few of them shut out the others."""
+"""One connection may use this fraction of ``peers_bytes_max``; with a larger one, a few could shut out all others."""
 SEND_WAIT_INTERVAL_S = 1.0
-"""After a subscriber was waited for in vain, none is for this time: one that stands still costs the others a tenth."""
+"""After a wait for a slow subscriber has timed out, the publisher does not wait for any subscriber during this time, so
+that one that stands still costs the others a tenth of the time."""
 BARRIER_TIMEOUT_S = 2.0
 """A publisher that has not confirmed the subscriptions of a link within this time is asked again."""
 RECEIVE_HWM = 1000
 """Frames that wait at the subscriber, per publisher, until they are read; ZeroMQ's own default."""
 LINGER_S = 1.0
-"""How long close() waits for frames that have not left yet."""
+"""How long close() waits for frames that are not sent yet."""
 
 
 def peer_bytes_max(options: cfg.ConfigOpts.GroupAttr) -> int:
-    """What one connection may cost a publisher."""
+    """How many bytes one connection may cost a publisher."""
     return int(options.peers_bytes_max) // PEERS_PER_BOUND
 
 
@@ -65,16 +67,16 @@ def check(conf: cfg.ConfigOpts) -> None:
 
 
 def socket_path(conf: cfg.ConfigOpts) -> pathlib.Path:
-    """Where the publisher's socket file is under the ipc transport.  Raises InvalidConfig."""
+    """The path of the publisher's socket file with the ipc transport.  Raises InvalidConfig."""
     configured = conf[GROUP].ipc_path
     return pathlib.Path(configured) if configured else config.multiproc_socket(conf)
 
 
 def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:
-    """``zmq://host[:port]`` or ``zmq:///path/of/socket``, with ``?option=value`` for options of the group.
+    """Set overrides from ``zmq://host[:port]`` or ``zmq:///path/of/socket``, with ``?option=value``.
 
-    A host that stands for every interface is bound to; it is nothing a subscriber can listen to, so ``publishers_ips``
-    keeps its value then.  Raises InvalidConfig.
+    A host that means every interface is only bound: subscribers cannot connect to it, so ``publishers_ips`` keeps its
+    value.  Raises InvalidConfig.
     """
     try:
         host, port = url.hostname, url.port

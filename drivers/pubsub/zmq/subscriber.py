@@ -1,4 +1,4 @@
-"""The receiving end of the ZeroMQ driver, as other threads see it.  The work is done by `links.SubscriberLinks`."""
+"""The receiving end of the ZeroMQ driver: passes calls of other threads on to `links.SubscriberLinks`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pubsub_api.errors import TransportUnavailable
 
 
 class ZmqSubscriber(DriverSubscriber):
-    """See `SubscriberApi`.  Tells its links, which exist from ``daemonize`` on, what was registered."""
+    """See `SubscriberApi`.  Passes registrations on to its links, which exist from ``daemonize`` on."""
 
     def __init__(self, conf: cfg.ConfigOpts, curve: Curve) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class ZmqSubscriber(DriverSubscriber):
         self._curve = curve
         self._links: SubscriberLinks | None = None
         self._loop: ReceiveLoop | None = None
-        """None when it was not entered, or was left."""
+        """None before ``daemonize`` and after ``close``."""
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()
@@ -44,8 +44,8 @@ class ZmqSubscriber(DriverSubscriber):
         check_address(address)
 
     def _open(self, receiver: GuardedReceiver) -> None:
-        """Raises LimitReached where there is no room for a single link.  Links are made later, and those for which
-        there is none are told."""
+        """Raises LimitReached when there is no room for a single link.  Links are made later; one for which there is no
+        room is reported as down."""
         check_room(LINK_DESCRIPTORS, "a subscriber")
         self._loop = SHARED_LOOP.enter()
         self._links = SubscriberLinks(self._loop, self._conf, self._curve, receiver, self._tally)

@@ -1,12 +1,12 @@
-"""What the ZeroMQ driver puts on the wire besides frames: how filters become prefixes, and the subscription barrier.
+"""The wire format of the ZeroMQ driver besides frames: prefixes for filters, and the subscription barrier.
 
-A message has two parts: the topic with a NUL behind it, and the frame.  ZeroMQ can only match prefixes of the first
-part; the NUL, which no topic contains, turns a prefix into an exact match: ``D`` with its NUL is no prefix of ``Dx``.
+A message has two parts: the topic with a NUL behind it, and the frame.  ZeroMQ only matches prefixes of the first part.
+The NUL, which no topic contains, makes the match exact: ``D`` with its NUL is no prefix of ``Dx``.
 
-The barrier: ZeroMQ says nothing about when a subscription takes effect at the publisher.  Subscriptions of one link
-arrive in the order they were made, so a subscriber subscribes last to a topic no other knows (``$sync/`` and a
-nonce); the publisher, seeing this subscription, sends an echo on exactly that topic.  When the echo arrives, everything
-subscribed to before is in effect.  The echo also says where the publisher answers queries.
+The barrier: ZeroMQ does not report when a subscription takes effect at the publisher.  But the subscriptions of one
+link arrive in order.  So a subscriber subscribes last to a topic that no other subscriber has (``$sync/`` and a nonce).
+The publisher sees this subscription and sends an echo on exactly that topic.  When the echo arrives, all earlier
+subscriptions are in effect.  The echo also says where the publisher answers queries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSION = 1
 
 
 def subscription_prefixes(topic_filter: str) -> tuple[bytes, ...]:
-    """The prefixes that together select every topic of the filter, and as few others as prefixes can.
+    """The prefixes that together select every topic of the filter, and as few others as possible.
 
     Names that begin with ``$`` are taken literally.  Raises InvalidTopic.
     """
@@ -47,11 +47,11 @@ class Echo(NamedTuple):
     """The publisher's answer to a nonce."""
 
     publisher: bytes
-    """Sixteen random bytes, new for every publisher object: a restart is seen even when the address stays."""
+    """Sixteen random bytes, new for every publisher object, so that a restart at the same address is detected."""
     serves: bool
     """Whether it answers queries."""
     query_port: int
-    """Where, on the same host; 0 under the ipc transport, where the place follows from the publisher's own."""
+    """The port for queries on the same host; 0 with the ipc transport, where `query_path` follows from the address."""
 
 
 def pack_echo(echo: Echo) -> bytes:
@@ -59,7 +59,7 @@ def pack_echo(echo: Echo) -> bytes:
 
 
 def unpack_echo(payload: bytes) -> Echo | None:
-    """None when the bytes are not an echo of this version."""
+    """The echo in a payload; None when the bytes are no echo of this version."""
     if len(payload) != _ECHO.size:
         return None
     magic, version, publisher, serves, query_port = _ECHO.unpack(payload)

@@ -179,7 +179,7 @@ def test_a_directory_of_keys_that_is_gone_allows_nobody(stage: Stage, speaker: S
 
 def test_a_publisher_with_the_keys_of_a_subscriber_only_does_not_listen_in_clear(keys: Keys) -> None:
     driver = driver_at(keys.client("client"))
-    with pytest.raises(InvalidConfig, match="listen in clear"):
+    with pytest.raises(InvalidConfig, match="listen unencrypted"):
         driver.get_publisher()
 
 

@@ -1,6 +1,6 @@
-"""What a link wants done, the settings it lives under, and what it counts.  Plain data.
+"""Plain data of a link: the actions that its core asks for, its settings and its counters.
 
-When a link moves from one state to another is the business of `heliograph_drivers.pubsub.longpoll.core.subscriber`.
+`heliograph_drivers.pubsub.longpoll.core.subscriber` decides about the states of a link.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LinkSettings:
 
 @dataclasses.dataclass
 class LinkCounters:
-    """Everything that happened to a link."""
+    """The counters of a link since its start."""
 
     sessions: int = 0
     resumed: int = 0

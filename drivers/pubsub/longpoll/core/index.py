@@ -1,9 +1,9 @@
 """The subscriptions at a publisher: filter -> subscribers, and back.
 
-A topic without wildcards is one look-up in a dict, whatever the number of subscriptions; filters with wildcards live in
-a tree of levels, so that the cost of a topic is its depth and the number of subscribers found.  An entry costs a
-few hundred bytes at most: a filter with a single subscriber, which is the rule where every subscriber has keys of its
-own, holds no set for it.  What is empty is erased.
+A topic without wildcards is one look-up in a dict, for any number of subscriptions.  Filters with wildcards are in a
+tree of levels, so that the cost of a topic is its depth and the number of subscribers found.  An entry costs a few
+hundred bytes at most: a filter with a single subscriber, which is usual when every subscriber has its own keys, needs
+no set.  Empty entries are removed.
 
 Not thread-safe.  Subscribers are any hashable objects that are not sets.
 """
@@ -26,9 +26,9 @@ class _Node(Generic[S]):
     def __init__(self) -> None:
         self.children: dict[str, _Node[S]] = {}
         self.here: set[S] = set()
-        """Their filter ends at this level."""
+        """Subscribers whose filter ends at this level."""
         self.rest: set[S] = set()
-        """Their filter goes on with ``#``."""
+        """Subscribers whose filter ends with ``#`` below this level."""
 
     @property
     def is_empty(self) -> bool:
@@ -56,7 +56,7 @@ class SubscriptionIndex(Generic[S]):
         return self._filters.get(subscriber, ())
 
     def add(self, subscriber: S, topic_filter: str) -> bool:
-        """True when it is new.  The filter was checked before."""
+        """Add a subscription; returns whether it is new.  The caller has checked the filter."""
         filters = self._filters.get(subscriber)
         if filters is None:
             filters = self._filters[subscriber] = set()
@@ -71,7 +71,7 @@ class SubscriptionIndex(Generic[S]):
         return True
 
     def remove(self, subscriber: S, topic_filter: str) -> bool:
-        """True when it was there."""
+        """Remove a subscription; returns whether it existed."""
         filters = self._filters.get(subscriber)
         if filters is None or topic_filter not in filters:
             return False
@@ -96,7 +96,7 @@ class SubscriptionIndex(Generic[S]):
         """The subscribers that get a frame on ``topic``, each once.  Do not change the index while iterating."""
         found = self._exact.get(topic)
         exact: Collection[S] = () if found is None else found if isinstance(found, set) else (found,)
-        # Names of Heliograph itself are matched by no wildcard.
+        # No wildcard matches Heliograph's own topics.
         if self._root.is_empty or topic.startswith("$"):
             return exact
         matched = set(exact)
@@ -107,7 +107,7 @@ class SubscriptionIndex(Generic[S]):
         return subscriber in self.match(topic)
 
     def nodes(self) -> Iterator[tuple[str, frozenset[S]]]:
-        """Every filter with its subscribers, as the forward direction has them: what a leak check compares."""
+        """Every filter with its subscribers, from the forward direction, for tests that look for leaks."""
         for topic_filter, found in self._exact.items():
             yield topic_filter, frozenset(found if isinstance(found, set) else (found,))
         yield from self._tree(self._root, ())
@@ -135,7 +135,7 @@ class SubscriptionIndex(Generic[S]):
     # -- wildcards
 
     def _node(self, topic_filter: str) -> set[S]:
-        """Where the subscribers of a filter stand; made when it is missing."""
+        """The set of subscribers of a filter, which is made if needed."""
         levels = topic_filter.split("/")
         is_open = levels[-1] == "#"
         node = self._root

@@ -1,23 +1,21 @@
-"""What a publisher holds for one subscriber: frames in order, bounded, with a policy for each.
+"""The frames that a publisher holds for one subscriber: in order, bounded, each with a policy.
 
-Theory of operation
--------------------
-Frames wait until a poll takes them, and what a poll took is kept until the next poll acknowledges it, so that a lost
-answer is sent again.  Taking gives frames consecutive numbers; acknowledging is by number.
+Frames wait until an answer to a poll takes them.  They are kept until the next poll acknowledges them, so that a lost
+answer can be sent again.  Taking gives frames consecutive numbers; a poll acknowledges up to a number.
 
 ========== ========================================= ==================================================================
-policy     a frame that finds others of its stream   when the mailbox is full
+policy     when frames of its stream wait already    when the mailbox is full
 ========== ========================================= ==================================================================
-LOSSLESS   waits behind them                         it is overfull: its owner resets the subscriber, which is told
-LATEST     takes their place, at the end             the same: there is one frame per stream, and still too many
-LOSSY      waits behind them                         the oldest go, to make room for frames of any policy
+LOSSLESS   a new frame waits behind them             it is overfull: the publisher resets the subscriber
+LATEST     a new frame replaces them, at the end     the same: it has one frame per stream, and still too many
+LOSSY      a new frame waits behind them             the oldest are dropped, to make room for frames of any policy
 ========== ========================================= ==================================================================
 
-What LATEST and LOSSY remove is announced: the next frame of that stream is stamped as following the last one that was
-not removed (``after``), so that the subscriber sees how many numbers were skipped and mistakes none of them for loss.
-Until such a frame comes, a hello would claim a head that the subscriber never gets; it is withheld.
+Removed frames of LATEST and LOSSY topics are announced: the next frame of that stream is stamped as following the last
+one that was not removed (``after``), so that the subscriber knows which numbers were skipped and does not count them as
+lost.  Before such a frame, a hello would announce a head that the subscriber never gets, so it is withheld.
 
-Sans-IO and not thread-safe.  Frames that are signed with a key that is not ours cannot be stamped: they are LOSSLESS.
+Sans-IO and not thread-safe.  A frame that is signed with an unknown key cannot be stamped, so it counts as LOSSLESS.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from collections import deque
 from pubsub_api.core.frame import Kind, Stamp, read_stamp, with_after
 
 ENTRY_BYTES = 200
-"""What a waiting frame costs beside its bytes, so that many tiny ones are bounded as well."""
+"""Added to the size of each waiting frame, so that the number of tiny frames is bounded, too."""
 
 Stream = tuple[bytes, bytes]
 Runs = list[tuple[int, list[bytes]]]
-"""Frames in order, in runs that were put under the same state of the subscriber's filters."""
+"""Frames in order, grouped by the number of the last command that was in effect when they were put."""
 
 
 class MailboxPolicy(enum.Enum):
@@ -50,7 +48,7 @@ class Bounds:
     bytes_max: int
     reply_frames_max: int
     reply_bytes_max: int
-    """An answer carries one frame at least, whatever its size."""
+    """An answer carries at least one frame, of any size."""
 
 
 class _Entry:
@@ -76,14 +74,14 @@ class SubscriberMailbox:
         self._key = key
         self._waiting: deque[_Entry] = deque()
         self._removed = 0
-        """Entries in ``_waiting`` that were removed and wait only to be passed over."""
+        """How many entries of ``_waiting`` were removed and are only skipped when they are reached."""
         self._sent: list[_Entry] = []
-        """Taken and not acknowledged: the last of them has the number ``numbered``."""
+        """Taken and not acknowledged; the last of them has the number ``numbered``."""
         self._lossy: deque[_Entry] = deque()
         self._latest: dict[Stream, list[_Entry]] = {}
-        """What waits of a stream under LATEST: a data frame and a hello behind it, at most."""
+        """The waiting entries of a stream under LATEST: at most a data frame, and a hello behind it."""
         self._skips: dict[Stream, int] = {}
-        """Streams of which something was removed -> the number that their next frame follows."""
+        """Stream with removed frames -> the number that its next frame follows."""
         self._waiting_bytes = 0
         self.numbered = 0
         """The last number given to a frame."""
@@ -99,22 +97,22 @@ class SubscriberMailbox:
 
     @property
     def held_bytes(self) -> int:
-        """Of everything held, with what each frame costs beside its own."""
+        """The size of all frames held, with `ENTRY_BYTES` for each."""
         return self._waiting_bytes + sum(len(entry.frame) + ENTRY_BYTES for entry in self._sent)
 
     @property
     def has_mail(self) -> bool:
-        """`take` would return something, or perhaps only withhold hellos."""
+        """Whether there is something to `take`; it may be only hellos that are withheld."""
         return bool(self._sent) or len(self._waiting) > self._removed
 
     @property
     def is_overfull(self) -> bool:
-        """Too much waits.  What an answer has under way is bounded by the answer, and does not count."""
+        """Whether the waiting frames exceed the bounds.  Taken frames do not count: the answer bounds them."""
         waiting = len(self._waiting) - self._removed
         return self._waiting_bytes > self._bounds.bytes_max or max(waiting, len(self._skips)) > self._bounds.frames_max
 
     def put(self, frame: bytes, as_of: int, policy: MailboxPolicy) -> None:
-        """Add a frame.  The bounds may be exceeded by it, see `is_overfull`."""
+        """Add a frame.  It may exceed the bounds, see `is_overfull`."""
         stamp = read_stamp(frame) if policy is not MailboxPolicy.LOSSLESS else None
         if stamp is not None and stamp.is_signed and self._key is None:
             stamp = None
@@ -129,7 +127,7 @@ class SubscriberMailbox:
             self._drop(self._lossy.popleft())
 
     def take(self) -> tuple[int, Runs]:
-        """The next frames for an answer, with the number of the first.  What was taken before comes again first."""
+        """The frames for an answer, and the number of the first.  Unacknowledged frames are returned again."""
         if not self._sent:
             self._take_waiting()
         runs: Runs = []
@@ -145,12 +143,12 @@ class SubscriberMailbox:
         return skipped
 
     def acknowledge(self, number: int) -> None:
-        """Everything up to ``number`` has arrived."""
+        """Forget the frames up to ``number``: they have arrived."""
         keep = max(0, min(len(self._sent), self.numbered - number))
         self._sent = self._sent[len(self._sent) - keep :]
 
     def clear(self) -> int:
-        """Forget everything, taken or not; returns how many frames that were.  Numbers go on."""
+        """Forget all frames, taken or not; returns how many there were.  Numbers go on."""
         lost = len(self)
         self._waiting.clear()
         self._sent = []
@@ -162,12 +160,12 @@ class SubscriberMailbox:
         return lost
 
     def number_a_mark(self) -> int:
-        """Use up a number for something that is not a frame.  Only when nothing is taken and unacknowledged."""
+        """Use a number for a mark instead of a frame.  Call it only when no taken frame is unacknowledged."""
         self.numbered += 1
         return self.numbered
 
     def keep_topics(self, is_wanted: dict[bytes, bool]) -> None:
-        """Forget what waits on topics that are not wanted; ``is_wanted`` was made from `waiting_topics`."""
+        """Remove waiting frames of unwanted topics.  ``is_wanted`` has every topic of `waiting_topics`."""
         for entry in self._waiting:
             if not entry.is_waiting:
                 continue
@@ -205,7 +203,7 @@ class SubscriberMailbox:
         stamp = entry.stamp
         if stamp is None or stamp.kind != Kind.DATA:
             return
-        # The oldest goes first, so that the first number noted is the lowest.
+        # The oldest frame is removed first, so the first number here is the lowest.
         self._skips.setdefault(stamp.stream, stamp.after)
         self.skipped_untold += stamp.events
         if stamp.stream in self._latest:
@@ -246,7 +244,7 @@ class SubscriberMailbox:
             self._lossy.popleft()
 
     def _restamp(self, entry: _Entry, stamp: Stamp) -> bool:
-        """Tell what was removed before this frame; False for a hello that must not be seen yet."""
+        """Announce in this frame what was removed before it.  Returns False for a hello that is withheld."""
         held = self._latest.get(stamp.stream)
         if held is not None:
             held.remove(entry)

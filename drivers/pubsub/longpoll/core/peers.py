@@ -1,15 +1,16 @@
-"""How many sessions a publisher gives to one peer, so that no peer alone can take them all.  Sans-IO."""
+"""Limits the sessions of one peer, so that no peer alone can use up all sessions of a publisher.  Sans-IO."""
 
 from __future__ import annotations
 
 import collections
 
 CONNECTION_SESSIONS_MAX = 64
-"""A subscriber has a connection of its own and one session on it, and some that are not forgotten yet after breaks."""
+"""A subscriber needs one session on its connection, and has some from before interruptions that are not forgotten
+yet."""
 
 
 class PeerSessions:
-    """Counts sessions by connection and by host.  A host gets half of all at most."""
+    """Counts sessions by connection and by host.  A host gets at most half of all sessions."""
 
     def __init__(self, sessions_max: int) -> None:
         self._host_max = max(1, sessions_max // 2)
@@ -17,9 +18,9 @@ class PeerSessions:
         self._by_host: collections.Counter[str] = collections.Counter()
 
     def refusal(self, connection: str) -> str | None:
-        """The limit that one more session of this connection would exceed; None when it may have one.
+        """The limit that another session of this connection would exceed; None when it would exceed none.
 
-        ``connection`` names address and port of the peer; empty when it is not known.
+        ``connection`` is the address and port of the peer; empty when they are not known.
         """
         if not connection:
             return None

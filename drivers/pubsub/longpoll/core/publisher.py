@@ -1,37 +1,35 @@
 """The publisher's side of the long-poll protocol: sessions, their filters, their mailboxes, their polls.
 
-Sans-IO: every call is given the time and the message, and returns what is to be answered.  Rule: everything that moves
-a session from one state to another is in this file.
+Sans-IO: every call gets the time and the message, and returns the answers.  Every change of a session's state is in
+this file.
 
-Theory of operation
--------------------
-A session begins with its first batch of commands and ends when its subscriber leaves or is dead.  In between it is in
-one of two states, and moves like this:
+A session begins with its first batch of commands, and ends when its subscriber leaves or is considered dead.  In
+between it is in one of two states:
 
 =========== ============ =========== ==============================================================================
-state       cause        state       meaning
+state       cause        next state  meaning
 =========== ============ =========== ==============================================================================
-AWAY        PARK         PARKED      a poll came and there is nothing to say
+AWAY        PARK         PARKED      a poll came, and there is no mail for it
 AWAY        ANSWER       AWAY        a poll came and was answered at once
 PARKED      ANSWER       AWAY        mail, a reset, a newer poll, the end of its time or of the publisher
 PARKED      HANG_UP      AWAY        the connection of the poll broke
-AWAY        HANG_UP      AWAY        it broke while the answer was on its way
+AWAY        HANG_UP      AWAY        the connection broke while the answer was on its way
 =========== ============ =========== ==============================================================================
 
-A session that is AWAY for ``session_timeout_s`` is dead and forgotten.  A live subscriber polls again as soon as it has
-an answer, and a parked poll is answered after ``poll_interval_s`` at the latest, so that an idle one is never
-forgotten.
+A session that is AWAY for ``session_timeout_s`` is considered dead and forgotten.  A live subscriber polls again as
+soon as it has an answer, and a parked poll is answered after ``poll_interval_s`` at the latest, so an idle subscriber
+is never forgotten.
 
-What each message does to a session that is there, and to one that is not:
+The effect of each message on a known and on an unknown session:
 
 ========= ================================================= ========================================================
-message   the session is there                              it is not
+message   known session                                     unknown session
 ========= ================================================= ========================================================
-Batch     commands beyond those applied take effect; a gap  opens it when it starts at 1 and knows no serial number;
-          or another serial number: UNKNOWN                 else UNKNOWN
-Poll      acknowledges, then waits or is answered; an older UNKNOWN
-          one than the last: SUPERSEDED, without effect
-Leave     it is forgotten                                   no effect
+Batch     commands that are new take effect; a gap or       opened if the batch starts at 1 and has no serial
+          another serial number: UNKNOWN                    number; else UNKNOWN
+Poll      acknowledges, then waits or is answered; if older UNKNOWN
+          than the last one: SUPERSEDED, without effect
+Leave     the session is forgotten                          no effect
 ========= ================================================= ========================================================
 """
 
@@ -70,7 +68,8 @@ TRANSITIONS: dict[tuple[SessionState, SessionCause], SessionState] = {
 
 
 class LongpollPublisherCore:
-    """Not thread-safe: the owner serialises calls.  ``publisher`` names this life of the publisher."""
+    """See the module's description.  Not thread-safe: the owner serialises calls.  ``publisher`` is a random name that
+    a restarted publisher does not have."""
 
     def __init__(self, settings: LongpollPublisherSettings, publisher: bytes) -> None:
         self.settings = settings
@@ -78,7 +77,7 @@ class LongpollPublisherCore:
         self.index: SubscriptionIndex[SubscriberSession] = SubscriptionIndex()
         self.sessions: dict[bytes, SubscriberSession] = {}
         self.overfull: set[SubscriberSession] = set()
-        """Whose mailbox holds more than it may.  `reset_overfull` ends that, unless a poll does before."""
+        """Sessions whose mailbox is overfull.  A poll or `reset_overfull` makes room."""
         self._counters = PublisherCounters()
         self._ready: list[SubscriberSession] = []
         self._timers: list[tuple[float, int, bytes]] = []
@@ -86,33 +85,34 @@ class LongpollPublisherCore:
         self._peers = PeerSessions(settings.sessions_max)
         self._is_closing = False
 
-    # -- what the owner asks
+    # -- state
 
     @property
     def has_ready(self) -> bool:
-        """`flush` has something to answer."""
+        """Whether `flush` has polls to answer."""
         return bool(self._ready)
 
     @property
     def has_mail(self) -> bool:
-        """Something is not delivered, or not known to be."""
+        """Whether some frame or reset was not acknowledged yet."""
         return any(session.mailbox.has_mail or session.reset for session in self.sessions.values())
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, at the latest."""
+        """When `tick` must be called at the latest; None when it need not be called."""
         return self._timers[0][0] if self._timers else None
 
     def counters(self) -> PublisherCounters:
-        """What happened so far, living sessions included."""
+        """The counters since the start, with those of present sessions."""
         total = dataclasses.replace(self._counters)
         for session in self.sessions.values():
             _add_mailbox(total, session.mailbox)
         return total
 
-    # -- what happens to it
+    # -- input
 
     def publish(self, topic: str, frame: bytes) -> None:
-        """Put a frame into the mailbox of all sessions that want its topic; look at `overfull` and `has_ready` then."""
+        """Put a frame into the mailbox of every session that wants its topic.  Check `overfull` and `has_ready`
+        afterwards."""
         self._counters.frames_published += 1
         matched = self.index.match(topic)
         if not matched:
@@ -127,9 +127,9 @@ class LongpollPublisherCore:
         self._counters.frames_put += len(matched)
 
     def command(self, batch: FrameBatch, now: float, connection: str = "") -> Applied:
-        """Apply a batch.  Every number takes effect at most once, in order, or the whole batch does not.
+        """Apply a batch: each command takes effect at most once and in order, or the whole batch has no effect.
 
-        ``connection`` is where it came from, address and port, and has its share of sessions (`peers`).
+        ``connection`` is the address and port of the peer, whose number of sessions is limited (`peers`).
         """
         if self._is_closing:
             return Applied(SessionStatus.CLOSING, self.publisher, reason="the publisher ends")
@@ -155,7 +155,7 @@ class LongpollPublisherCore:
         return Applied(SessionStatus.OK, self.publisher, session.serial, session.applied)
 
     def poll(self, poll: Poll, now: float) -> list[PollAnswer]:
-        """A subscriber waits for mail.  The answers are to this poll, to the one it supersedes, or none."""
+        """Handle a poll.  Returns answers to it, to the poll that it supersedes, or none."""
         self._counters.polls += 1
         session = self.sessions.get(poll.session)
         if session is None or session.serial != poll.serial or poll.acknowledged > session.mailbox.numbered:
@@ -180,13 +180,13 @@ class LongpollPublisherCore:
         return answers
 
     def hang_up(self, session_id: bytes, poll: int, now: float) -> None:
-        """The connection of a poll broke before it was answered, or with the answer on its way."""
+        """Handle that the connection of a poll broke before it was answered, or before the answer had arrived."""
         session = self.sessions.get(session_id)
         if session is not None and session.poll == poll:
             self._move(session, SessionCause.HANG_UP, now + self.settings.session_timeout_s)
 
     def leave(self, leave: Leave, now: float) -> list[PollAnswer]:
-        """A subscriber goes; its memory is freed at once."""
+        """End the session of a subscriber and free its memory at once."""
         session = self.sessions.get(leave.session)
         if session is None or leave.serial not in (0, session.serial):
             return []
@@ -208,7 +208,7 @@ class LongpollPublisherCore:
         return answers
 
     def tick(self, now: float) -> list[PollAnswer]:
-        """Time passed: polls that waited long enough are answered, sessions that are dead are forgotten."""
+        """Answer polls that have waited long enough, and forget dead sessions."""
         answers = []
         while self._timers and self._timers[0][0] <= now:
             scheduled, serial, session_id = heapq.heappop(self._timers)
@@ -226,18 +226,18 @@ class LongpollPublisherCore:
         return answers
 
     def reset_overfull(self) -> list[SubscriberSession]:
-        """Give up what waits for sessions that are too far behind, and tell them.  Returns these sessions."""
+        """Drop the mail of overfull sessions, and send each a reset.  Returns these sessions."""
         reset, self.overfull = list(self.overfull), set()
         for session in reset:
             self._counters.resets += 1
             self._counters.frames_reset += session.mailbox.clear()
-            # A new number also when a reset is on its way already: it would not tell of what is given up now.
+            # A new number also when a reset is on its way: that one does not cover the frames that are dropped now.
             session.reset = session.mailbox.number_a_mark()
             self._note_ready(session)
         return reset
 
     def close(self, now: float) -> list[PollAnswer]:
-        """The publisher ends: no further session, and a subscriber that has got all its mail is told."""
+        """Accept no further session, and tell subscribers that have got all their mail that the publisher ends."""
         self._is_closing = True
         parked = [session for session in self.sessions.values() if session.state is SessionState.PARKED]
         return [self._answer(session, self._mail(session) or self._empty(), now) for session in parked]
@@ -305,9 +305,9 @@ class LongpollPublisherCore:
             self._ready.append(session)
 
     def _mail(self, session: SubscriberSession) -> Mail | None:
-        """What there is to say to a subscriber; None when there is nothing."""
+        """The mail for a subscriber; None when there is none."""
         if session.reset:
-            reason = "too many frames waited for this subscriber, they were given up"
+            reason = "too many frames waited for this subscriber, they were dropped"
             return Mail(SessionStatus.RESET, self.publisher, session.reset, reason=reason)
         if not session.mailbox.has_mail:
             return None
@@ -336,8 +336,8 @@ class LongpollPublisherCore:
         self._schedule(session)
 
     def _schedule(self, session: SubscriberSession) -> None:
-        """Look at the session when it is due, or before: one timer per session does, since most deadlines only move
-        further away."""
+        """Have `tick` look at the session when it is due or earlier.  One timer per session is enough, because most
+        deadlines only move further away."""
         if session.due < session.scheduled:
             session.scheduled = session.due
             heapq.heappush(self._timers, (session.due, session.serial, session.id))

@@ -1,6 +1,6 @@
-"""What a publisher keeps of a subscriber, the settings it does so under, and what it counts.  Plain data.
+"""Plain data of a publisher: the session of a subscriber, the settings, the counters.
 
-When a session moves from one state to another is the business of `heliograph_drivers.pubsub.longpoll.core.publisher`.
+`heliograph_drivers.pubsub.longpoll.core.publisher` decides about the states of a session.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class LongpollPublisherSettings:
 
 @dataclasses.dataclass
 class PublisherCounters:
-    """Everything that happened, since the start."""
+    """The counters of a publisher since its start."""
 
     sessions_opened: int = 0
     sessions_left: int = 0
     sessions_dead: int = 0
     refused: int = 0
-    """Batches that would have gone beyond a limit."""
+    """Batches that would have exceeded a limit."""
     unknown: int = 0
-    """Messages of sessions that are not, or no longer, there."""
+    """Messages of unknown sessions."""
     superseded: int = 0
     commands: int = 0
     repeated_commands: int = 0
@@ -49,18 +49,18 @@ class PublisherCounters:
     answers: int = 0
     frames_published: int = 0
     frames_put: int = 0
-    """Into mailboxes: once per subscriber that gets it."""
+    """Frames put into mailboxes: a frame counts once per subscriber."""
     frames_taken: int = 0
     events_coalesced: int = 0
     events_dropped: int = 0
     hellos_withheld: int = 0
     resets: int = 0
     frames_reset: int = 0
-    """Given up by resets."""
+    """Frames that resets dropped."""
 
 
 class PollAnswer(NamedTuple):
-    """What a poll is answered."""
+    """The answer to a poll."""
 
     session: bytes
     poll: int
@@ -68,7 +68,7 @@ class PollAnswer(NamedTuple):
 
 
 class SubscriberSession:
-    """A subscriber as its publisher knows it."""
+    """The state of a subscriber at its publisher."""
 
     __slots__ = (
         "applied", "connection", "due", "hold_until", "id", "is_ready", "mailbox", "poll", "reset", "scheduled",
@@ -80,16 +80,16 @@ class SubscriberSession:
         self.serial = serial
         self.mailbox = mailbox
         self.connection = connection
-        """Where its first batch came from; empty when that is not known."""
+        """Address and port of its first batch; empty when they are not known."""
         self.state = SessionState.AWAY
         self.applied = 0
         self.poll = 0
         """Number of the newest poll."""
         self.reset = 0
-        """Number of a reset that is not acknowledged; 0: there is none."""
+        """Number of the reset that is not acknowledged; 0 when there is none."""
         self.due = 0.0
-        """When it is dead, if AWAY; when its poll is answered, if PARKED."""
+        """If AWAY, when it counts as dead; if PARKED, when its poll is answered."""
         self.scheduled = float("inf")
-        """When the core looks at it next."""
+        """When the timer of the session is due."""
         self.is_ready = False
-        """It is PARKED and there is mail for it."""
+        """Whether it is PARKED and has mail."""

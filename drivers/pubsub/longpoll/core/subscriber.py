@@ -1,40 +1,38 @@
 """The subscriber's side of the long-poll protocol: one link to one publisher.
 
-Sans-IO: every call is given the time; what is to be sent, delivered or reported is collected and fetched with `take`.
-Rule: everything that moves a link from one state to another is in this file.
+Sans-IO: every call gets the time; the actions (send, deliver, report) are collected and fetched with `take`.  Every
+change of a link's state is in this file.
 
-Theory of operation
--------------------
-One poll and one batch of commands are under way at most.  Each ends in exactly one call: its answer, or its failure,
-for which the owner sets the time limits that the actions name.  Anything that belongs to an older session, poll or
-batch is ignored.
+At most one poll and one batch of commands wait for an answer.  For each the owner calls exactly one method, with the
+answer or with the failure, within the time limit of the action.  Answers to an older session, poll or batch are
+ignored.
 
 =========== ============= =========== =============================================================================
-state       cause         state       meaning
+state       cause         next state  meaning
 =========== ============= =========== =============================================================================
 LOST        OPEN          OPENING     the first commands are sent, under the name of a new session
-LOST        RESUME        RESUMING    a session is left from before: a poll asks whether the publisher has it still
-LOST        FAILED        LOST        a batch was refused, as a late answer tells
-LOST        FORGOTTEN     LOST        the session is gone, as a late answer tells
-OPENING     ACCEPTED      JOINING     the publisher knows us; the rest of the commands is sent, polling begins
-OPENING     FAILED        LOST        nobody answered, or the publisher cannot take us: again after a while
-RESUMING    ACCEPTED      JOINING     it has; nothing that was published meanwhile is lost
-RESUMING    FAILED        LOST        nobody answered: again after a while
-RESUMING    FORGOTTEN     LOST        it has not, or has been started again: a new session follows at once
-JOINING     SETTLED       LIVE        every filter is in effect: up
-JOINING     FAILED        LOST        as below
-JOINING     FORGOTTEN     LOST        as below
-LIVE        FAILED        LOST        a poll broke or stayed without answer: down.  The session is resumed later
-LIVE        FORGOTTEN     LOST        the publisher was started again or took us for dead: down, and a new session
-LIVE        RESET         JOINING     too much waited for us and was given up: down, and up as soon as it is settled
-JOINING     RESET         JOINING     the same, before it was up
-RESUMING    RESET         JOINING     the same, found out when resuming
+LOST        RESUME        RESUMING    there is an old session: a poll asks whether the publisher still has it
+LOST        FAILED        LOST        a late answer said that a batch was refused
+LOST        FORGOTTEN     LOST        a late answer said that the session is unknown
+OPENING     ACCEPTED      JOINING     the publisher has the session; further commands are sent, polling begins
+OPENING     FAILED        LOST        no answer, or the publisher has no room: try again later
+RESUMING    ACCEPTED      JOINING     the publisher has the session; no frame of the meantime is lost
+RESUMING    FAILED        LOST        no answer: try again later
+RESUMING    FORGOTTEN     LOST        the publisher has restarted or forgotten the session: open a new one at once
+JOINING     SETTLED       LIVE        every filter is in effect: report up
+JOINING     FAILED        LOST        as for LIVE, without a report
+JOINING     FORGOTTEN     LOST        as for LIVE, without a report
+LIVE        FAILED        LOST        a poll broke or got no answer: report down; resume the session later
+LIVE        FORGOTTEN     LOST        the publisher has restarted or forgotten the session: report down; open a new one
+LIVE        RESET         JOINING     the mailbox was full and was emptied: report down, and up when settled
+JOINING     RESET         JOINING     the same, before the link was up
+RESUMING    RESET         JOINING     the same, while resuming
 =========== ============= =========== =============================================================================
 
-**Filters.**  The last command wins: a command that waits is replaced by the next one for the same filter.  A batch
-gives its commands numbers; the publisher marks frames with the last number that was in effect when they were published.
-A frame passes when a filter that is wanted now matches it and was in effect then: nothing of an old subscription
-reaches a new one to the same topic, and nothing comes for a filter after it was dropped.
+**Filters.**  The last command wins: a waiting command is replaced by the next one for the same filter.  A batch numbers
+its commands; the publisher marks frames with the number of the last command that was in effect when they were
+published.  A frame passes when it matches a filter that is wanted now and was in effect then.  So a new subscription
+gets no frame of an old one to the same topic, and no frame comes for a filter after it was dropped.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ from heliograph_drivers.pubsub.longpoll.core.wire import (
 from pubsub_api.runtime.backoff import Backoff
 
 _COMMAND_BYTES = 8
-"""Of a command beside its filter, at most."""
+"""The size of a command beside its filter, at most."""
 
 
 class LinkState(enum.Enum):
@@ -110,7 +108,8 @@ TRANSITIONS: dict[tuple[LinkState, LinkCause], LinkState] = {
 
 
 class LinkCore:
-    """Not thread-safe: the owner serialises calls.  ``new_session`` gives 16 random bytes, ``jitter`` 0 to 1."""
+    """See the module's description.  Not thread-safe: the owner serialises calls.  ``new_session`` returns 16 random
+    bytes, ``jitter`` a number from 0 to 1."""
 
     def __init__(
         self,
@@ -125,14 +124,14 @@ class LinkCore:
         self.counters = LinkCounters()
         self.state = LinkState.LOST
         self.publisher = b""
-        """Name of the life of the publisher that was heard last."""
+        """The name of the publisher in its last answer; a restarted publisher has another one."""
         self._new_session = new_session
         self._jitter = jitter
         self._wanted = Wanted(filters)
         self._waiting: dict[str, bool] = {}
-        """Commands that no batch carries yet, in order."""
+        """Commands that are not in a batch yet, in order."""
         self._batch: FrameBatch | None = None
-        """The batch that is not known to be applied."""
+        """The batch that was not confirmed yet."""
         self._is_batch_under_way = False
         self._batch_at: float | None = None
         """When the batch is sent again."""
@@ -148,15 +147,15 @@ class LinkCore:
         self._is_closed = False
         self._out: list[Action] = []
 
-    # -- what the owner asks
+    # -- state
 
     def take(self) -> list[Action]:
-        """What is to be done, in order, since the last call."""
+        """The actions since the last call, in order."""
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` must be called; None when it need not be called."""
         due = [at for at in (self._retry_at, self._batch_at) if at is not None]
         return min(due) if due else None
 
@@ -166,17 +165,17 @@ class LinkCore:
 
     @property
     def is_known(self) -> bool:
-        """The publisher answers, and has a session of ours."""
+        """Whether the publisher answers and has the session."""
         return self.state in (LinkState.JOINING, LinkState.LIVE)
 
     @property
     def filters(self) -> set[str]:
         return set(self._wanted)
 
-    # -- what happens to it
+    # -- input
 
     def tick(self, now: float) -> None:
-        """Time passed."""
+        """Try again what is due."""
         if self._is_closed:
             return
         if self._retry_at is not None and now >= self._retry_at:
@@ -191,17 +190,17 @@ class LinkCore:
             self._send_batch()
 
     def subscribe(self, topic_filter: str) -> None:
-        """A filter is wanted from now on."""
+        """Want a filter from now on."""
         self._wanted.add(topic_filter)
         self._command(True, topic_filter)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """A filter is not wanted any more: nothing is delivered for it from now on."""
+        """Drop a filter: no frame is delivered for it from now on."""
         self._wanted.discard(topic_filter)
         self._command(False, topic_filter)
 
     def batch_answered(self, batch: FrameBatch, applied: Applied, now: float) -> None:
-        """The publisher answered a batch."""
+        """Handle the answer to a batch."""
         if self._is_closed or not self._is_current_batch(batch):
             return
         self._is_batch_under_way = False
@@ -214,7 +213,7 @@ class LinkCore:
             self._give_up_session(applied.reason, now)
 
     def batch_failed(self, batch: FrameBatch, reason: str, now: float) -> None:
-        """A batch stayed without answer.  It may have been applied: it is sent again as it is."""
+        """Handle that a batch got no answer.  It may have been applied, so it is sent again unchanged."""
         if self._is_closed or not self._is_current_batch(batch):
             return
         self._is_batch_under_way = False
@@ -225,7 +224,7 @@ class LinkCore:
             self._batch_at = now + self._backoff.next_s()
 
     def poll_answered(self, poll: Poll, mail: Mail, now: float) -> None:
-        """The publisher answered a poll."""
+        """Handle the answer to a poll."""
         if self._is_closed or not self._is_current_poll(poll):
             return
         self._is_poll_under_way = False
@@ -239,12 +238,12 @@ class LinkCore:
         elif mail.status == SessionStatus.CLOSING:
             self._give_up_session(mail.reason, now)
         elif mail.status in (SessionStatus.SUPERSEDED, SessionStatus.RESET):
-            self._send_poll(0.0)  # an answer that was under way twice: what there is to say is said again
+            self._send_poll(0.0)  # the answer to an earlier poll: the publisher repeats its mail
         else:
             self._on_forgotten(mail.publisher, f"the publisher answered a poll with status {mail.status}", now)
 
     def poll_failed(self, poll: Poll, reason: str, now: float) -> None:
-        """A poll broke, or stayed without answer."""
+        """Handle that a poll broke or got no answer."""
         if self._is_closed or not self._is_current_poll(poll):
             return
         self._is_poll_under_way = False
@@ -252,7 +251,7 @@ class LinkCore:
         self._lose(LinkCause.FAILED, reason, now)
 
     def close(self) -> None:
-        """Leave.  Nothing happens after this."""
+        """Leave the publisher.  Later input has no effect."""
         if not self._is_closed and self._session:
             self._out.append(SendLeave(Leave(self._session, self._serial)))
         self._is_closed = True
@@ -261,7 +260,7 @@ class LinkCore:
     # -- sessions
 
     def _open(self) -> None:
-        """Begin a session, or try again to begin the one that was not answered yet."""
+        """Begin a session, or repeat the first batch of one that got no answer yet."""
         self.state = TRANSITIONS[self.state, LinkCause.OPEN]
         if not self._session:
             self.counters.sessions += 1
@@ -288,17 +287,17 @@ class LinkCore:
             self._out.append(Down(reason))
 
     def _on_forgotten(self, publisher: bytes, reason: str, now: float) -> None:
-        """The publisher does not know the session: it was started again, or has taken us for dead."""
+        """Handle that the publisher does not know the session: it has restarted, or considered this end dead."""
         self.counters.forgotten += 1
         is_restart = bool(self.publisher) and publisher != self.publisher
         self.publisher = publisher
         is_opening = self.state is LinkState.OPENING
         self._forget_session()
-        text = "the publisher was started again" if is_restart else reason
+        text = "the publisher has restarted" if is_restart else reason
         self._lose(LinkCause.FAILED if is_opening else LinkCause.FORGOTTEN, text, now)
 
     def _give_up_session(self, reason: str, now: float) -> None:
-        """The publisher will not go on with this session, and says so: a new one is tried after a while."""
+        """Handle that the publisher ends or refuses the session: try a new one later."""
         self.counters.failures += 1
         if self._serial:
             self._out.append(SendLeave(Leave(self._session, self._serial)))
@@ -309,7 +308,7 @@ class LinkCore:
 
     def _command(self, is_wanted: bool, topic_filter: str) -> None:
         if not self._session or self._is_closed:
-            return  # a session begins with everything that is wanted then
+            return  # the next session begins with all filters that are wanted then
         self._waiting.pop(topic_filter, None)
         self._waiting[topic_filter] = is_wanted
         if self._batch is None and self.state in (LinkState.JOINING, LinkState.LIVE):
@@ -337,7 +336,7 @@ class LinkCore:
         current = self._batch
         if current is None or not self._is_batch_under_way:
             return False
-        # The serial number tells an empty first batch from the one after it, which begins with the same number.
+        # An empty first batch and the batch after it begin with the same number, but differ in the serial number.
         return (batch.session, batch.serial, batch.first) == (current.session, current.serial, current.first)
 
     def _on_applied(self, batch: FrameBatch, applied: Applied) -> None:
@@ -354,7 +353,7 @@ class LinkCore:
         self._settle()
 
     def _settle(self) -> None:
-        """Send the next batch, if there is one; otherwise, what was asked for is in effect."""
+        """Send the next batch; without one, all filters are in effect."""
         if self.state not in (LinkState.JOINING, LinkState.LIVE):
             return
         if self._batch is None and self._waiting:
@@ -404,14 +403,14 @@ class LinkCore:
         self._settle()
 
     def _deliver(self, mail: Mail, known: int) -> None:
-        """Hand over what is new and wanted.  ``known``: so many frames were delivered before."""
+        """Hand over the new frames that are wanted.  The first ``known`` frames were delivered before."""
         wanted: list[bytes] = []
         for as_of, frames in mail.runs:
             duplicates = min(known, len(frames))
             known -= duplicates
             self.counters.duplicates += duplicates
             fresh = frames[duplicates:]
-            # The publisher knew exactly what we want now: there is nothing to look for.
+            # If the publisher had exactly the present filters, all frames are wanted.
             if as_of != self._numbered or self._waiting:
                 passed = [frame for frame in fresh if self._wanted.selects(frame, as_of)]
                 self.counters.outdated += len(fresh) - len(passed)
@@ -423,7 +422,7 @@ class LinkCore:
 
 
 def _fitting(names: Iterable[str], count_max: int) -> list[str]:
-    """Names from the front, as many as one batch takes, and at least one."""
+    """The first names, as many as fit into one batch, and at least one."""
     chosen: list[str] = []
     size = 0
     for name in names:

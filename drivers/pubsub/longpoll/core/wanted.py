@@ -1,4 +1,4 @@
-"""The filters that a subscriber wants, and since which command each is in effect at the publisher."""
+"""The filters that a subscriber wants, and with which command each came into effect at the publisher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pubsub_api.core.topics import is_wildcard, matches
 
 
 class Wanted:
-    """A set of filters.  The command number of one is 0 until its command has been given a number."""
+    """A set of filters, each with the number of its command; 0 until the command has a number."""
 
     def __init__(self, filters: Iterable[str]) -> None:
         self._since: dict[str, int] = dict.fromkeys(filters, 0)
@@ -19,7 +19,7 @@ class Wanted:
         return iter(self._since)
 
     def add(self, topic_filter: str) -> None:
-        """It is wanted from now on, as if it had never been before."""
+        """Add a filter; one that was there before starts again without a number."""
         self._since[topic_filter] = 0
         if is_wildcard(topic_filter):
             self._wildcards.add(topic_filter)
@@ -29,23 +29,23 @@ class Wanted:
         self._wildcards.discard(topic_filter)
 
     def number(self, topic_filter: str, command: int) -> None:
-        """Its command has this number; nothing to do when it is not wanted any more."""
+        """Note the number of a filter's command.  No effect when the filter is not wanted any more."""
         if topic_filter in self._since:
             self._since[topic_filter] = command
 
     def has(self, topic_filter: str, command: int) -> bool:
-        """It is wanted, by exactly this command."""
+        """Whether the filter is wanted because of exactly this command."""
         return self._since.get(topic_filter) == command
 
     def reset(self) -> None:
-        """No command has a number any more: a new session begins."""
+        """Forget all numbers, for a new session."""
         self._since = dict.fromkeys(self._since, 0)
 
     def selects(self, frame: bytes, as_of: int) -> bool:
-        """A filter that is wanted matches the frame, and was in effect after command ``as_of``."""
+        """Whether the frame matches a wanted filter that was in effect after command ``as_of``."""
         stamp = read_stamp(frame)
         if stamp is None:
-            return True  # what is no frame has no topic to judge it by
+            return True  # it is no frame, so it has no topic: the layer above counts it
         topic = stamp.stream[1].decode(errors="replace")
         if 0 < self._since.get(topic, 0) <= as_of:
             return True

@@ -1,7 +1,7 @@
 """The messages between a subscriber and a publisher: msgpack arrays, in calls of one gRPC service.
 
 ========= ================== ==================================================================================
-method    request, answer    what for
+method    request, answer    purpose
 ========= ================== ==================================================================================
 Command   Batch, Applied     subscribe and unsubscribe; the first batch of a session opens it
 Poll      Poll, Mail         wait for frames; acknowledges those of the answer before
@@ -9,11 +9,11 @@ Leave     Leave, Applied     end a session
 Ask       a QUERY frame      one byte, 1 when queries are served and 0 otherwise; then REPLY frames
 ========= ================== ==================================================================================
 
-A call of Poll carries any number of polls, each sent when the one before was answered, until either side ends it after
-an answer.  It may carry a single poll, as a unary call does.
+A call of Poll carries any number of polls, each sent after the answer to the one before.  Either side may end the call
+after an answer, even after the first one.
 
-A session is named by 16 random bytes of the subscriber and by a serial number of the publisher, so that neither a
-publisher that was started again nor a session that was forgotten and made anew can be taken for the old one.
+A session is named by 16 random bytes of the subscriber and by a serial number of the publisher, so that a message can
+reach neither a restarted publisher nor a newer session by mistake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMAND, POLL, LEAVE, ASK = (f"/{SERVICE}/{name}" for name in ("Command", "Poll"
 SERVED, NOT_SERVED = b"\x01", b"\x00"
 SESSION_BYTES = 16
 BATCH_BYTES_MAX = 1024 * 1024
-"""Of filters in one batch, at most; a longer one is made into several."""
+"""Size of the filters in one batch, at most; more commands make several batches."""
 _COMMANDS_MAX = 65_536
 _HOLD_S_MAX = 86_400.0
 
@@ -39,11 +39,11 @@ _HOLD_S_MAX = 86_400.0
 class SessionStatus(enum.IntEnum):
     OK = 0
     UNKNOWN = 1
-    """There is no such session: it was declared dead, or belonged to an earlier life of the publisher."""
+    """There is no such session: it was considered dead, or the publisher has restarted."""
     SUPERSEDED = 2
     """A newer poll of the same session has come."""
     RESET = 3
-    """Frames for this subscriber were given up, because too many waited.  It is still subscribed."""
+    """Frames for this subscriber were dropped, because too many waited.  It is still subscribed."""
     CLOSING = 4
     """The publisher ends."""
     REFUSED = 5
@@ -55,7 +55,7 @@ class FrameBatch(msgspec.Struct, array_like=True, frozen=True):
 
     session: bytes
     serial: int
-    """0: not known yet."""
+    """0 while it is not known."""
     first: int
     commands: list[tuple[bool, str]]
     """(True to subscribe, False to unsubscribe; filter)."""
@@ -74,10 +74,10 @@ class Poll(msgspec.Struct, array_like=True, frozen=True):
     session: bytes
     serial: int
     number: int
-    """Of this poll: a higher one supersedes it."""
+    """A poll with a higher number supersedes it."""
     acknowledged: int
     hold_s: float
-    """Answer after this time at the latest; 0: at once."""
+    """The poll is answered after this time at the latest; at once with 0."""
 
 
 class Mail(msgspec.Struct, array_like=True, frozen=True):
@@ -88,7 +88,7 @@ class Mail(msgspec.Struct, array_like=True, frozen=True):
     runs: list[tuple[int, list[bytes]]] = []
     """(the last command that was in effect when these frames were published; the frames)."""
     skipped: int = 0
-    """Events coalesced or dropped on purpose since the answer before."""
+    """Events coalesced or dropped on purpose since the last answer."""
     reason: str = ""
 
 
@@ -104,7 +104,7 @@ _DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in (FrameBatch, Applie
 
 
 def decode(kind: type[Message], data: bytes) -> Message:
-    """Read a message.  Raises MalformedFrame for anything else."""
+    """Parse a message of this kind.  Raises MalformedFrame."""
     try:
         message = _DECODERS[kind].decode(data)
         assert isinstance(message, kind)

@@ -1,1 +1,1 @@
-"""Who may connect to a ZeroMQ publisher, and how much each may cost."""
+"""Access to a ZeroMQ publisher: which peers may connect, and how much memory each may cost."""

@@ -1,15 +1,15 @@
-"""Which CURVE keys a publisher lets in: the public keys in a directory, as they are now.
+"""The CURVE keys that a publisher accepts: the public keys that are in a directory now.
 
-Theory of operation.  The directory is looked at every `LOOK_INTERVAL_S`, and when a peer asks to be let in.  A look
-compares what the system says of every ``*.key`` file (`os.stat`), so a file that is overwritten in place is noticed as
-one that is added or removed; only files that changed are read.
+The directory is checked every `LOOK_INTERVAL_S`, and when a peer connects.  A check compares the file status
+(`os.stat`) of every ``*.key`` file, so that a file overwritten in place is noticed like one that is added or removed;
+it reads only files that have changed.
 
-What cannot be read allows nobody.  A broken file stands for no key, whatever it held before, and a directory that
-cannot be listed for none at all: a key is valid because it can be read there now, not because it once could.
+A key is valid only while its file can be read.  A broken file has no key, whatever it held before, and a directory that
+cannot be listed has no keys at all.
 
-A file that is being written (``cp`` empties it first) is broken for a moment, too.  Its key lets nobody in from the
-first look that finds it so, but it is told and counted, and its key is taken from who is connected, only when it is
-still broken after `_WRITING_S`.
+A file is also broken while it is being written (``cp`` empties it first).  From the first check that finds it broken,
+its key admits no new connection.  Only if it is still broken after `_WRITING_S` is it logged and counted, and are
+connections with its key cut.
 """
 
 from __future__ import annotations
@@ -29,41 +29,43 @@ from pubsub_api.errors import InvalidConfig
 LOG = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
-"""A key that is taken away is noticed within this time."""
+"""A key that is removed is noticed within this time."""
 _LOOKS_APART_S = 0.05
-"""Unknown peers make us look no more often than this, however many they are."""
+"""Least time between two checks that connecting peers cause."""
 _UNSETTLED_NS = 1_000_000_000
-"""A file this young is read again at the next look: file systems tell times in steps, and two changes may be in one."""
+"""A file that changed less than this ago is read again at the next check: times of file systems have steps, and two
+changes may have the same time."""
 _WRITING_S = LOOK_INTERVAL_S / 2
-"""Writing a key file takes less.  The look after the one that finds it broken comes later."""
+"""Longer than writing a key file takes, and shorter than the time between two regular checks."""
 _KEY_LENGTH = 40
 
 
 class _File(NamedTuple):
     mark: tuple[int, ...]
-    """What the system says of it."""
+    """Its file status, to notice changes."""
     is_settled: bool
     key: bytes | None
     """None when it cannot be read as a key."""
     former: bytes | None = None
-    """What it held before, while it may be that it is being written."""
+    """The key that it had before, as long as it may be in the middle of a write."""
     broken_since: float | None = None
-    """Monotonic time of the look that found it broken; None when it is whole, or has been told."""
+    """Monotonic time of the check that found it broken; None when it is readable, or was logged as broken."""
 
 
 class AllowedKeys:
-    """For one thread.  Raises InvalidConfig at the start when the directory, or a file in it, cannot be read."""
+    """See the module's description.  Use it from one thread.  Making one raises InvalidConfig when the directory, or a
+    file in it, cannot be read."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
         self._files: dict[str, _File] = {}
         self._keys: frozenset[bytes] = frozenset()
         self._held: frozenset[bytes | None] = frozenset()
-        """Those that are allowed, and those whose files may be being written."""
+        """The allowed keys, and those whose files may be in the middle of a write."""
         self._looked = 0.0
         self._error: str | None = None
         self.is_one_revoked = False
-        """A key was allowed and is no more.  To be reset by the caller that has acted on it."""
+        """Set when a key is no longer allowed.  The caller resets it after cutting connections."""
         self.look(Tally("keys_unreadable"))
         broken = [name for name, file in self._files.items() if file.key is None]
         if self._error is not None or broken:
@@ -85,7 +87,7 @@ class AllowedKeys:
             found = {}
             if self._error is None:
                 tally.add("keys_unreadable")
-                LOG.error("The directory of allowed CURVE keys cannot be read; nobody is let in: %s", error)
+                LOG.error("The directory of allowed CURVE keys cannot be read; all connections are refused: %s", error)
             self._error = str(error)
         else:
             self._error = None
@@ -110,18 +112,19 @@ class AllowedKeys:
                 found[name] = known
                 continue
             file = _File(mark, is_settled, _read_key(self._directory / name))
-            found[name] = file if file.key is not None else self._judge(name, file, known, tally)
+            found[name] = file if file.key is not None else self._broken(name, file, known, tally)
         return found
 
-    def _judge(self, name: str, broken: _File, known: _File | None, tally: Tally) -> _File:
+    def _broken(self, name: str, broken: _File, known: _File | None, tally: Tally) -> _File:
+        """Note since when a file is broken; log and count it when it stays so."""
         if known is None or known.key is not None:
             return broken._replace(former=known and known.key, broken_since=self._looked)
-        if known.broken_since is None:  # told before
+        if known.broken_since is None:  # logged before
             return broken if known.mark == broken.mark else broken._replace(broken_since=self._looked)
         if self._looked - known.broken_since < _WRITING_S:
             return broken._replace(former=known.former, broken_since=known.broken_since)
         tally.add("keys_unreadable")
-        LOG.error("%s is no CURVE certificate: whoever has its key is not let in", self._directory / name)
+        LOG.error("%s is no CURVE certificate: subscribers with its key are refused", self._directory / name)
         return broken
 
 

@@ -1,9 +1,9 @@
-"""CURVE for the ZeroMQ driver: who may connect, and encryption of everything that is sent.
+"""CURVE for the ZeroMQ driver: it authenticates peers and encrypts all messages.
 
-Publishers are the servers of a CURVE handshake and subscribers its clients, on the query sockets too.  Key files are
-certificates as ``zmq.auth`` writes them.  Without keys links are open, which is why addresses are loopback by default.
-With keys for the other side only, an end is refused: it would listen, or connect, in clear where encryption was asked
-for.
+Publishers are the servers of a CURVE handshake and subscribers its clients, on the query sockets, too.  Key files are
+certificates as ``zmq.auth`` writes them.  Without keys links are open, so the default addresses are loopback.  An end
+is refused when only the other side's keys are configured: it would listen or connect unencrypted, although encryption
+was wanted.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Curve:
             self._allowed_dir = pathlib.Path(options.curve_allowed_keys_dir)
             self.allowed_keys()
         if (self._server or self._client) and not zmq.has("curve"):
-            raise DriverDependencyMissing("the installed libzmq was built without CURVE, which [zmq] curve_* asks for")
+            raise DriverDependencyMissing("the installed libzmq was built without CURVE, which [zmq] curve_* needs")
 
     def check_publisher(self) -> None:
         """Raises InvalidConfig when keys are configured, but not those that a publisher needs."""
         if self._client is not None and self._server is None:
             raise InvalidConfig(
                 "[zmq] curve_secret_key_file is set and curve_server_secret_key_file is not: a publisher would listen "
-                "in clear. Give it its own key, or leave all curve_ options out"
+                "unencrypted. Give it its own key, or leave all curve_ options out"
             )
 
     def check_subscriber(self) -> None:
@@ -80,11 +80,11 @@ class Curve:
             )
 
     def allowed_keys(self) -> AllowedKeys | None:
-        """Those that one publisher lets in; None when that is all.  Raises InvalidConfig."""
+        """The keys that a publisher accepts; None when it accepts every key.  Raises InvalidConfig."""
         return AllowedKeys(self._allowed_dir) if self._allowed_dir is not None else None
 
     def secure_server(self, sock: Socket) -> None:
-        """To be called before the socket is bound."""
+        """Set the keys of a publisher's socket.  Call it before the socket is bound."""
         if self._server is None:
             return
         sock.set(zmq.CURVE_SERVER, 1)
@@ -94,7 +94,7 @@ class Curve:
             sock.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
 
     def secure_client(self, sock: Socket) -> None:
-        """To be called before the socket is connected."""
+        """Set the keys of a subscriber's socket.  Call it before the socket is connected."""
         if self._client is None or self._server_public is None:
             return
         sock.set(zmq.CURVE_SERVERKEY, self._server_public)
@@ -103,7 +103,7 @@ class Curve:
 
 
 def answer_zap(sock: Socket, allowed: AllowedKeys, tally: Tally) -> None:
-    """Answer one question of libzmq: may the client with this key connect?  Reads one message, sends one."""
+    """Answer one question of libzmq, whether the client with this key may connect.  Reads and sends one message."""
     request = sock.recv_multipart()
     is_curve = len(request) == _ZAP_CURVE_PARTS and request[0] == _ZAP_VERSION and request[5] == b"CURVE"
     key = z85.encode(request[6]) if is_curve else b""

@@ -1,7 +1,7 @@
 """How many descriptors this process may still open.
 
-libzmq ends the process when it gets none for a new context or socket.  So the maker of one asks here first, and gets
-an error instead; a few are left for everything else.
+libzmq aborts the process when it gets no descriptor for a new context or socket.  So `check_room` is called first, and
+raises an error instead; some descriptors are reserved for other uses.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pubsub_api.errors import LimitReached
 
 _DIRECTORY = "/proc/self/fd"
 RESERVED = 16
-"""Left for others: files that are opened for a moment, a database, the descriptors by which we look."""
+"""Descriptors for other uses: short-lived files, a database, counting descriptors."""
 CONTEXT = 9
-"""What a context takes: three wake-up calls, two epolls, and ours, a wake-up call and an epoll."""
+"""Descriptors of a context: three wake-up calls, two epolls; and a waker and an epoll of the driver."""
 SOCKET = 2
-"""What a socket takes before it is connected: a wake-up call, and that of its monitor or listener."""
+"""Descriptors of a socket before it connects: a wake-up call, and that of its monitor or listener."""
 LINK_DESCRIPTORS = 3 * SOCKET
-"""What a link of a subscriber takes: sockets for frames, their monitor, and questions."""
+"""Descriptors of a subscriber's link: sockets for frames, their monitor, and questions."""
 
 _AMPLE = 2048
-"""With so many left none need be counted for a moment: nobody opens as many in that time."""
+"""With so many left, they are not counted again for `_REMEMBERED_S`: no process opens as many in that time."""
 _REMEMBERED_S = 0.25
 
 
 def room(count: int | None = None) -> int:
-    """How many more may be opened.  ``count`` when the caller has counted those that are."""
+    """How many more descriptors may be opened.  ``count`` is the number in use, if the caller knows it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return RESERVED + 1_000_000
@@ -37,7 +37,7 @@ def room(count: int | None = None) -> int:
 
 
 def in_use() -> list[int]:
-    """Those that are open now.  Works without a free one, too, and is slow then."""
+    """The open descriptors.  It also works when none is free, but slowly."""
     try:
         return [int(name) for name in os.listdir(_DIRECTORY)]
     except OSError:
@@ -45,8 +45,8 @@ def in_use() -> list[int]:
         return [number for number in range(limit) if os.path.lexists(f"{_DIRECTORY}/{number}")]
 
 
-class _Remembered:
-    """How many were left at the last count.  Counting takes long where thousands are open, as long as opening some."""
+class _CachedRoom:
+    """The room at the last count.  With thousands of open descriptors counting takes as long as opening some."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -54,7 +54,7 @@ class _Remembered:
         self._pid = 0
 
     def room(self, needed: int) -> int:
-        """Count, unless there was ample room a moment ago."""
+        """The room now; counted again unless there was ample room a moment ago."""
         self._left -= needed
         if self._left < _AMPLE or time.monotonic() > self._until or self._pid != os.getpid():
             self._left, self._until, self._pid = room(), time.monotonic() + _REMEMBERED_S, os.getpid()
@@ -62,12 +62,12 @@ class _Remembered:
         return self._left + needed
 
 
-_remembered = _Remembered()
+_cached_room = _CachedRoom()
 
 
 def check_room(needed: int, what: str) -> None:
-    """Raises LimitReached when so many descriptors are not left beside the reserve."""
-    left = _remembered.room(needed)
+    """Raises LimitReached when fewer descriptors are left beside the reserve."""
+    left = _cached_room.room(needed)
     if left < needed + RESERVED:
         raise LimitReached(
             f"{what} needs {needed} descriptors and {left} are left, {RESERVED} of them for others: raise the limit of "

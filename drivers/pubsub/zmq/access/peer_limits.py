@@ -1,20 +1,19 @@
-"""Who may stay connected to a publisher: those whose key is allowed, and who do not cost more than their share.
+"""Cuts connections of a publisher whose key is no longer allowed, or that cost more memory than their share.
 
-Theory of operation.  libzmq bounds the parts of a message and not the message, keeps subscriptions as long as the
-connection, and queues answers by number and not by size.  So bytes are counted from outside, per connection
-(`connections`), at every look, which is every `LOOK_INTERVAL_S` while there are not very many connections:
+libzmq limits the parts of a message but not the message, keeps subscriptions as long as the connection, and limits the
+number of queued answers but not their size.  So the bytes of each connection are counted from outside (`connections`),
+every `LOOK_INTERVAL_S` while there are not very many connections:
 
-    in      received - what was read as questions - `_FREE_BYTES_PER_S` for as long as the connection lasts
-    out     answers given to libzmq - what the other end has acknowledged
+    in      bytes received - bytes read as questions - `_FREE_BYTES_PER_S` for as long as the connection lasts
+    out     answers given to libzmq - bytes that the other end has acknowledged
 
-Both together are what a peer holds.  A peer that holds more than its part of ``peers_bytes_max`` is cut, and if all
-together hold more than ``peers_bytes_max``, those that hold most.  Subscriptions are never credited: they stay in
-memory.  An answer waits in the publisher, not made yet, while its asker holds half of its share (`answers`); an asker
-that takes nothing for ``link_timeout`` is cut, so that strangers who do not read cannot take the room of those who
-do.
+The sum is what a peer holds.  A peer that holds more than its share of ``peers_bytes_max`` is cut; if all together hold
+more than ``peers_bytes_max``, those that hold most are cut.  Subscriptions are never subtracted, because they stay in
+memory.  While an asker holds half of its share, its next replies are not made yet (`answers`).  An asker that takes
+nothing for ``link_timeout`` is cut, so that peers that do not read cannot use up the memory for those that do.
 
-When the descriptors of the process come to an end the youngest connections are cut: libzmq would take the last one.
-All of it is done by the publisher's service thread.  Being cut costs an honest peer one reconnection.
+When the process runs out of descriptors, the youngest connections are cut, before libzmq would take the last
+descriptor.  The publisher's service thread does all this.  A cut costs an honest peer one reconnection.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 LOG = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
-"""What a flood may cost before it is noticed is what arrives in this time."""
+"""A flood may cost as much memory as arrives in this time, before it is noticed."""
 _SCARCE_INTERVAL_S = 0.02
-"""Until there are descriptors again: those who wait to be accepted take what becomes free."""
+"""The interval while descriptors are scarce: waiting connections take those that become free."""
 _LOOK_COST_S = 0.0005
-"""For each descriptor a look is this much later, so that looking takes a few percent of a core at most."""
+"""Added to the interval for each descriptor, so that the checks take a few percent of a core at most."""
 _FREE_BYTES_PER_S = 64
-"""Heartbeats of a connection, and filters that come and go.  A peer with more of them is cut once in hours or days."""
+"""For heartbeats, and for filters that come and go.  A peer that sends more of them is cut once in hours or days."""
 
 
 class Account:
-    """What one connection costs."""
+    """The bytes that one connection costs."""
 
     __slots__ = ("_acked", "_progress", "_queued", "_read", "connection", "since")
 
@@ -59,19 +58,19 @@ class Account:
         self._acked = 0
 
     def add_read(self, size: int) -> None:
-        """A message of this peer has been read."""
+        """Count a message of this peer that was read."""
         self._read += size
 
     def add_queued(self, size: int, now: float) -> None:
-        """An answer to this peer was given to libzmq."""
+        """Count an answer to this peer that was given to libzmq."""
         if self._queued <= self._acked:
-            self._progress = now  # it had taken everything
+            self._progress = now  # it had taken all earlier answers
         self._queued += size
 
     def measure(self, now: float) -> None:
         connection = self.connection
         connection.measure()
-        # No peer saves up credit: neither by framing that is counted twice, nor by what is not an answer.
+        # A peer cannot collect credit, neither by framing that is counted twice, nor by bytes that are no answer.
         self._read = min(self._read, connection.received)
         self._queued = max(self._queued, connection.acked) if connection.is_measured else self._queued
         if connection.acked != self._acked:
@@ -89,16 +88,16 @@ class Account:
         return self.unread(now) + self.unsent
 
     def is_stalled(self, now: float, patience_s: float) -> bool:
-        """Has it left answers unread for so long without taking any?"""
+        """Whether it has left answers unread for longer than ``patience_s``, without taking any."""
         return self.unsent > 0 and now - self._progress > patience_s
 
 
 class PeerLimits:
-    """See the module's description.  For the service thread."""
+    """See the module's description.  Use it from the service thread."""
 
     def __init__(self, conf: cfg.ConfigOpts, allowed: AllowedKeys | None, tally: Tally) -> None:
         self.name = "a publisher"
-        """Of whom it is, for the log."""
+        """The publisher's name in log lines."""
         self._peer_bytes_max = peer_bytes_max(conf[GROUP])
         self._peers_bytes_max: int = conf[GROUP].peers_bytes_max
         self._patience_s: float = conf[config.GROUP].link_timeout
@@ -113,11 +112,11 @@ class PeerLimits:
         self._log_cut = SeldomLog(LOG)
 
     def watch_port(self, port: int, host: str) -> None:
-        """Look after connections accepted at this port.  ``host`` is empty for all interfaces."""
+        """Watch the connections accepted at this port.  ``host`` is empty for all interfaces."""
         self._connections.listen_on_port(port, host)
 
     def watch_path(self, path: pathlib.Path) -> None:
-        """Look after connections accepted at this socket file."""
+        """Watch the connections accepted at this socket file."""
         self._connections.listen_on_path(str(path))
 
     def wait_ms(self, now: float) -> int:
@@ -126,10 +125,10 @@ class PeerLimits:
     # -- askers
 
     def account_of(self, descriptor: int) -> Account | None:
-        """That of the connection with this descriptor; None when it is gone."""
+        """The account of the connection with this descriptor; None when the connection is gone."""
         account = self._accounts.get(descriptor)
         if account is None or not account.connection.is_same:
-            # Not all of them: thousands of askers come at once when a publisher starts again.
+            # Without a scan: thousands of askers come at once when a publisher restarts.
             self._accounts.pop(descriptor, None)
             account = None
             if (found := self._connections.find(descriptor)) is not None:
@@ -139,9 +138,9 @@ class PeerLimits:
     def has_room(self, account: Account | None, size: int) -> bool:
         """Whether an answer of this size may be given to libzmq now."""
         if account is None or not account.connection.is_measured:
-            return True  # libzmq counts the answers then
+            return True  # libzmq limits the number of answers then
         before = account.unsent
-        if before + size > self._peer_bytes_max // 4:  # an estimate from above, until it is near the bound
+        if before + size > self._peer_bytes_max // 4:  # measured only near the limit: the estimate is never too low
             account.measure(time.monotonic())
         now_unsent = account.unsent
         self._unsent += now_unsent - before
@@ -157,7 +156,7 @@ class PeerLimits:
     # -- looking
 
     def look(self) -> None:
-        """Cut the peers that must not stay.  Does nothing when it is not time yet."""
+        """Cut the peers that must not stay.  Does nothing before the next check is due."""
         now = time.monotonic()
         if now < self._look_due:
             return
@@ -179,10 +178,11 @@ class PeerLimits:
         self._accounts = {one.descriptor: known.get(one) or Account(one, now) for one in found}
 
     def _cut_all_for_their_keys(self) -> None:
-        """A key was taken away.  Nobody tells whose connection is whose, so all are cut: those who may come back do."""
+        """Cut all connections after a key was removed: it is not known which connection uses which key.  Peers with an
+        allowed key connect again."""
         cut = sum(account.connection.cut() for account in self._accounts.values())
         self._tally.add("connections_cut", cut)
-        LOG.warning("%s: a CURVE key was taken away; all %d connections have to show theirs again", self.name, cut)
+        LOG.warning("%s: a CURVE key was removed; all %d connections were cut and must log in again", self.name, cut)
 
     def _cut_for_bytes(self, now: float) -> None:
         held: list[tuple[int, Account]] = []
@@ -208,7 +208,7 @@ class PeerLimits:
         if missing > 0:
             youngest = sorted(self._accounts.values(), key=lambda one: one.since, reverse=True)
             for account in youngest[: max(0, missing - self._connections.closing)]:
-                self._cut(account, "the descriptors of this process come to an end: raise ulimit -n")
+                self._cut(account, "this process runs out of descriptors: raise ulimit -n")
         return missing > 0
 
     def _cut(self, account: Account, why: str) -> None:

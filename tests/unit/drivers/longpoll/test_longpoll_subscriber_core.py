@@ -339,7 +339,7 @@ def test_who_was_taken_for_dead_is_told_and_begins_anew() -> None:
 def test_a_publisher_that_was_started_again_is_named_as_that() -> None:
     rig = live("a")
     rig.answer(SessionStatus.UNKNOWN, publisher=Q)
-    assert rig.news() == [Down("the publisher was started again")]
+    assert rig.news() == [Down("the publisher has restarted")]
 
 
 def test_a_publisher_that_ends_is_not_hurried() -> None:
