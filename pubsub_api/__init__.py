@@ -78,8 +78,8 @@ _HOMES = {
     "SubscriberStatistics": "pubsub_api.subscribing.statistics",
     "open": "pubsub_api.session",
 }
-"""Where each name is.  Its module is imported when the name is first used: a program that needs the errors only, or a
-help text, does not wait for the rest."""
+"""Name -> its module, which is imported when the name is first used: a program that needs only the errors, or only a
+help text, need not wait for the import of the rest."""
 
 
 def __getattr__(name: str) -> Any:
@@ -91,5 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What programs use, and nothing that is only imported here."""
+    """The public names, without those that are only imported here."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -1,8 +1,8 @@
-"""A thin asyncio face.  The work is done by the same threads as in the blocking interface; this only hands over.
+"""A thin asyncio interface.  The threads of the blocking interface do the work; this passes it to and from coroutines.
 
-Events cross into the event loop in whole batches, because waking a loop costs more than delivering an event.  The
-buffer on the loop's side is bounded: a coroutine that does not keep up holds back the dispatcher, the queue before it
-fills, and a resync follows, exactly as for a slow callback.
+Events are passed to the event loop in whole batches, because waking a loop costs more than delivering an event.  The
+number of batches is bounded: a coroutine that is too slow blocks the dispatcher, the queue before the dispatcher fills,
+and a resync follows, exactly as for a slow callback.
 
     async with pubsub_api.aio.open("zmq://127.0.0.1:8866") as session:
         async with session.subscriber(["tenant-7/#"]) as subscriber:
@@ -29,7 +29,7 @@ from pubsub_api.errors import Closed
 from pubsub_api.publishing.publisher import Publisher
 from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import ToldCondition, in_own_thread, outcome
+from pubsub_api.runtime.coroutines import AwaitableCondition, run_in_new_thread
 from pubsub_api.subscribing.group_aio import AsyncGroupMember
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.past import Past
@@ -38,11 +38,11 @@ from pubsub_api.subscribing.statistics import SubscriberStatistics
 from pubsub_api.subscribing.subscriber import Subscriber
 
 BATCHES_MAX = 64
-"""Batches of events that wait for the loop before the dispatcher is held back."""
+"""Batches of events that may wait for the event loop before the dispatcher blocks."""
 
 
 class AsyncPublisher(AsyncCloseable):
-    """`Publisher` for coroutines.  Sending does not wait and is a plain call."""
+    """`Publisher` for coroutines.  Sending does not wait, so it is an ordinary call."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -78,17 +78,17 @@ class AsyncPublisher(AsyncCloseable):
 
 
 class AsyncSubscriber(AsyncCloseable):
-    """`Subscriber` for coroutines: iterate, or `get`, for events and resyncs in the order in which they happened.
+    """`Subscriber` for coroutines: iterate over it, or call `get`, for events and resyncs in their order.
 
-    One reading task at a time, on any loop.  A task that is cancelled, or leaves its loop, leaves nothing out: the
-    next one that reads gets what follows.
+    One task at a time may read, on any loop.  When a task is cancelled, or stops iterating, nothing is lost: the next
+    task that reads gets the items that follow.
     """
 
     def __init__(self) -> None:
-        self._changed = ToldCondition()
+        self._changed = AwaitableCondition()
         self._batches: deque[Sequence[Event | Resync]] = deque()
-        self._left: Iterator[Event | Resync] = iter(())
-        """Of the batch that is being read."""
+        self._current_batch: Iterator[Event | Resync] = iter(())
+        """The items of the current batch that were not read yet."""
         self._is_closed = False
         self._subscriber: Subscriber | None = None
 
@@ -97,12 +97,12 @@ class AsyncSubscriber(AsyncCloseable):
 
     @property
     def blocking(self) -> Subscriber:
-        """The subscriber behind this face."""
+        """The blocking subscriber that does the work."""
         assert self._subscriber is not None
         return self._subscriber
 
     def on_batch(self, batch: Sequence[Event | Resync]) -> None:
-        """Called by the subscriber, on whatever thread calls the user; waits while there is enough to read."""
+        """Called by the subscriber instead of a callback of the program.  Blocks while `BATCHES_MAX` batches wait."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._batches) < BATCHES_MAX or self._is_closed)
             if not self._is_closed:
@@ -113,32 +113,32 @@ class AsyncSubscriber(AsyncCloseable):
         self.on_batch((resync,))
 
     async def __aiter__(self) -> AsyncIterator[Event | Resync]:
-        """Until it is closed, and what had arrived is read."""
+        """Ends when it is closed, after all items that arrived before."""
         while True:
-            for item in self._left:
+            for item in self._current_batch:
                 yield item
-            if not await self._fetch(None):
+            if not await self._next_batch(None):
                 return
 
     async def get(self, *, timeout_s: float | None = None) -> Event | Resync | None:
-        """The next event or resync, None when none came within the time.  Raises Closed.
+        """The next event or resync; None when none came within the time.  Raises Closed.
 
-        Without a time it waits as long as it takes.
+        Without ``timeout_s`` it waits without limit.
         """
-        while (item := next(self._left, None)) is None:
-            if not await self._fetch(timeout_s):
+        while (item := next(self._current_batch, None)) is None:
+            if not await self._next_batch(timeout_s):
                 if self._is_closed:
                     raise Closed("the subscriber was closed")
                 return None
         return item
 
-    async def _fetch(self, timeout_s: float | None) -> bool:
-        """The next batch; False when the time is over, or it was closed and all is read."""
+    async def _next_batch(self, timeout_s: float | None) -> bool:
+        """Begin to read the next batch; False when the time is over, or it was closed and all batches were read."""
         await self._changed.wait_for_in_loop(lambda: bool(self._batches) or self._is_closed, timeout_s)
         with self._changed:
             if not self._batches:
                 return False
-            self._left = iter(self._batches.popleft())
+            self._current_batch = iter(self._batches.popleft())
             self._changed.notify_all()
             return True
 
@@ -147,7 +147,7 @@ class AsyncSubscriber(AsyncCloseable):
         await asyncio.to_thread(self.blocking.wait_ready, timeout_s=timeout_s)
 
     async def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
-        """As `Subscriber.wait_for_historical_data`; history counts as delivered when it waits for the loop."""
+        """As `Subscriber.wait_for_historical_data`; history counts as delivered as soon as it waits for the loop."""
         return await asyncio.to_thread(self.blocking.wait_for_historical_data, timeout_s)
 
     def durability_mismatches(self) -> Sequence[Mismatch]:
@@ -163,11 +163,14 @@ class AsyncSubscriber(AsyncCloseable):
         return self.blocking.statistics()
 
     async def close(self) -> None:
-        """Stop receiving; an iteration that is under way ends after what has arrived.  Goes on when it is cancelled."""
+        """Stop receiving.  A running iteration ends after the items that arrived before.
+
+        When the task is cancelled, closing goes on in its thread.
+        """
         with self._changed:
             self._is_closed = True
-            self._changed.notify_all()  # the dispatcher may be waiting for room; whatever it brings is dropped
-        await outcome(in_own_thread(self.blocking.close, "heliograph-aio-close"))
+            self._changed.notify_all()  # the dispatcher may wait in `on_batch`; its batch is dropped
+        await run_in_new_thread(self.blocking.close, "heliograph-aio-close")
 
 
 class AsyncSession(AsyncCloseable):
@@ -178,7 +181,7 @@ class AsyncSession(AsyncCloseable):
 
     @property
     def blocking(self) -> blocking.Session:
-        """The session behind this face."""
+        """The blocking session that does the work."""
         return self._session
 
     async def publisher(self, *, name: str = "", predecessor: Predecessor | None = None) -> AsyncPublisher:
@@ -189,13 +192,13 @@ class AsyncSession(AsyncCloseable):
         self, topics: Sequence[str], *, addresses: Sequence[str] | None = None, past: Past | None = None
     ) -> AsyncSubscriber:
         """As `Session.subscriber`, without callbacks."""
-        face = AsyncSubscriber()
-        face.attach(
+        subscriber = AsyncSubscriber()
+        subscriber.attach(
             self._session.subscriber(
-                topics, on_events=face.on_batch, on_resync=face.on_resync, addresses=addresses, past=past
+                topics, on_events=subscriber.on_batch, on_resync=subscriber.on_resync, addresses=addresses, past=past
             )
         )
-        return face
+        return subscriber
 
     async def group(
         self, name: str, topic_filter: str, *, ordered: bool = True, auto_ack: bool = True, member: str = ""
@@ -204,8 +207,7 @@ class AsyncSession(AsyncCloseable):
         join = functools.partial(
             self._session.group, name, topic_filter, ordered=ordered, auto_ack=auto_ack, member=member
         )
-        made = in_own_thread(join, "heliograph-group-aio")
-        return AsyncGroupMember(await outcome(made, undo=GroupMember.close))
+        return AsyncGroupMember(await run_in_new_thread(join, "heliograph-group-aio", undo=GroupMember.close))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._session.close)

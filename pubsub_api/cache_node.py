@@ -1,8 +1,8 @@
-"""A reliability cache that stands alone: it listens to publishers, keeps their frames and answers for them.
+"""A stand-alone reliability cache: it receives the frames of publishers, keeps them and answers queries for them.
 
-Put one near subscribers, and repair does not travel to the publisher; let a constrained publisher run with
-``with_cache = false``, and the cache remembers in its place.  It never decodes an event, delivers nothing and orders
-nothing: it keeps whatever reaches it.  What is not in its memory it may look up in a store, such as a durable log.
+With a cache near the subscribers, repair need not reach the publisher.  A publisher with little memory can run with
+``with_cache = false``, and the cache keeps its frames instead.  The cache decodes no event, delivers nothing and orders
+nothing.  Frames that are not in its memory may come from a store, such as a durable log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pubsub_api.driver import LinkReport, PubSubApi
 from pubsub_api.driver_kit import counting
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _EXPIRE_INTERVAL_S = 1.0
 @dataclasses.dataclass(frozen=True)
 class CacheStatistics:
     frames: int
-    """Frames kept now."""
+    """Frames that are kept now."""
     bytes: int
     stored: int
     evicted: int
@@ -48,30 +48,33 @@ class CacheStatistics:
     queries: int
     bad_frames: int
     from_store: int
-    """Frames that the store behind the cache had."""
+    """Frames in answers that came from the store."""
     store_errors: int
     receiver_errors: int
-    """Calls of the driver in which the cache itself raised, which must not happen."""
+    """Calls of the driver in which the cache raised, which must not happen."""
     handler_errors: int
-    """The same, of queries."""
+    """Queries on which the cache raised, which must not happen."""
     driver: dict[str, int]
-    """What the driver dropped, refused or did again, by the names that it gives it, both ends together."""
+    """What the driver dropped, refused or repeated, at both ends together, under names of the driver."""
 
 
 class FrameStore(Protocol):
-    """Something that remembers longer than memory does.  Called from the threads that answer queries."""
+    """A store of frames that have left the memory of a cache.  Called from the threads that answer queries.
+
+    Both methods may raise HeliographError, which is counted.
+    """
 
     def find(self, want: messages.Want) -> Sequence[bytes]:
-        """Frames that hold numbers of the range, oldest first.  May raise HeliographError, which is counted."""
+        """Frames with events of the range, oldest first."""
 
     def holds(self, want: messages.Want) -> bool:
-        """Whether every number of the range is there."""
+        """Whether the store has every event of the range."""
 
 
 class CacheNode(Closeable):
-    """Stores the frames of all publishers that the filters select, and serves queries.  Made by `Session.cache`.
+    """Keeps the frames of all publishers whose topics the filters select, and answers queries.  See `Session.cache`.
 
-    ``address`` is where subscribers reach it on a bind-based driver; they listen to it as to a publisher.
+    On a bind-based driver, subscribers listen to its ``address`` as to that of a publisher.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class CacheNode(Closeable):
         addresses: Sequence[str],
         store: FrameStore | None = None,
     ) -> None:
-        self._kept = store
+        self._frame_store = store
         self._filters = FilterSet(topics)
         self._frame = settings.frame_settings(conf)
         cache_settings = settings.cache_settings(conf)
@@ -97,7 +100,7 @@ class CacheNode(Closeable):
             reply_bytes_max=cache_settings.reply_bytes_max,
         )
         self._name = name
-        self._log_bad_query = SeldomLog(LOG)
+        self._log_bad_query = RateLimitedLog(LOG)
         self._lock = threading.Lock()
         self._stored = self._duplicates = self._unwanted = self._queries = self._bad_frames = 0
         self._from_store = self._store_errors = 0
@@ -105,7 +108,7 @@ class CacheNode(Closeable):
         self._serving_end = driver.get_publisher()
         self._listening_end = driver.get_subscriber()
         failures = Failures(LOG, f"Cache {name}: old frames could not be dropped")
-        self._sweeper = PeriodicThread(f"heliograph-cache-{name}", self._sweep, failures, pause_s=_EXPIRE_INTERVAL_S)
+        self._expiry = PeriodicThread(f"heliograph-cache-{name}", self._expire, failures, pause_s=_EXPIRE_INTERVAL_S)
         try:
             self._start(topics, addresses)
         except BaseException:
@@ -121,7 +124,7 @@ class CacheNode(Closeable):
         for address in addresses:
             self._listening_end.register_listen_address(address)
         self._listening_end.daemonize()
-        self._sweeper.start()
+        self._expiry.start()
 
     @property
     def address(self) -> str:
@@ -139,7 +142,7 @@ class CacheNode(Closeable):
                 self._store(frame, now)
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """What has no envelope has no number, by which it could be asked for."""
+        """Ignored: a message without an envelope has no number, so no query can ask for it."""
 
     def on_link(self, report: LinkReport) -> None:
         LOG.info("Cache %s: %s", self._name, report)
@@ -179,7 +182,7 @@ class CacheNode(Closeable):
             if query.wants:
                 return Found(frames=self._cache.want(query.wants))
             known = self._cache.known_heads(query.guid)
-        # Not under the lock: this looks at every stream, and what is received must not wait for a question.
+        # Not under the lock: this looks at every stream, and receiving must not wait for a query.
         heads = select(known, query.topics)
         if not query.history:
             return Found(heads=heads)
@@ -187,34 +190,37 @@ class CacheNode(Closeable):
             return Found(frames=self._cache.history(heads, query), heads=heads)
 
     def _look_up(self, query: messages.Query, found: Found) -> Found:
-        """Add what the store has of the ranges that memory does not hold whole.  Not under the lock: it may be slow."""
-        if self._kept is None or not query.wants:
+        """Add what the store has of the ranges that are not complete in memory.  Not under the lock: it may be slow."""
+        if self._frame_store is None or not query.wants:
             return found
         with self._lock:
-            held = set(self._cache.held(query.wants))
-        wants = [(position, want) for position, want in enumerate(query.wants) if position not in held]
-        wants = [(position, want) for position, want in wants if self._filters.match(want.topic)]
+            in_memory = set(self._cache.held(query.wants))
+        wants = [
+            (position, want)
+            for position, want in enumerate(query.wants)
+            if position not in in_memory and self._filters.match(want.topic)
+        ]
         try:
             if query.confirm:
-                kept = [position for position, want in wants if self._kept.holds(want)]
-                return dataclasses.replace(found, held=sorted({*found.held, *kept}))
-            frames_kept = [frame for _, want in wants for frame in self._kept.find(want)]
+                stored = [position for position, want in wants if self._frame_store.holds(want)]
+                return dataclasses.replace(found, held=sorted({*found.held, *stored}))
+            stored_frames = [frame for _, want in wants for frame in self._frame_store.find(want)]
         except HeliographError as error:
             self._store_errors += 1
             LOG.warning("Cache %s: its store could not be asked: %s", self._name, error)
             return found
         known = set(found.frames)
-        frames_kept = [frame for frame in frames_kept if frame not in known]
-        self._from_store += len(frames_kept)
-        return dataclasses.replace(found, frames=[*frames_kept, *found.frames])
+        stored_frames = [frame for frame in stored_frames if frame not in known]
+        self._from_store += len(stored_frames)
+        return dataclasses.replace(found, frames=[*stored_frames, *found.frames])
 
-    def _sweep(self) -> None:
+    def _expire(self) -> None:
         with self._lock:
             self._cache.expire(time.monotonic())
 
     def statistics(self) -> CacheStatistics:
-        # Not under our lock: a driver may have one of its own.
-        of_driver = counting.total((self._listening_end.counters, self._serving_end.counters))
+        # Not under the lock: the driver may take a lock of its own.
+        driver_counters = counting.total((self._listening_end.counters, self._serving_end.counters))
         with self._lock:
             return CacheStatistics(
                 frames=self._cache.frames,
@@ -229,7 +235,7 @@ class CacheNode(Closeable):
                 store_errors=self._store_errors,
                 receiver_errors=self._listening_end.receiver_errors,
                 handler_errors=self._serving_end.handler_errors,
-                driver=of_driver,
+                driver=driver_counters,
             )
 
     def close(self) -> None:
@@ -237,7 +243,7 @@ class CacheNode(Closeable):
         if self._is_closed:
             return
         self._is_closed = True
-        self._sweeper.ask_to_stop()
+        self._expiry.ask_to_stop()
         self._listening_end.close()
         self._serving_end.close()
-        self._sweeper.stop()
+        self._expiry.stop()

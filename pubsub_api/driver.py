@@ -1,12 +1,12 @@
-"""The contract a driver implements.  It is all that a driver needs to know of Heliograph.
+"""The contract that a driver implements.  It is all that a driver needs to know of Heliograph.
 
 A driver moves frames, best effort, between publishers and subscribers, and states in `Capabilities` what it can do.
-Order, loss detection, repair, numbering and retries live above it; a driver that adds its own is wrong.  The shipped
-suite `pubsub_api.testing.conformance` is the definition of correct.
+Heliograph adds order, loss detection, repair, numbering and retries; a driver must not add its own.  The shipped suite
+`pubsub_api.testing.conformance` is the definition of a correct driver.
 
 Three rules hold for every method here:
 
-* errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave it raw;
+* errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave the driver;
 * every thread a driver starts has ended when ``close()`` returns, and ``close()`` may be called twice; in a forked
   child it does nothing;
 * a handle (socket, session, connection) is used by one thread at a time, and never by a child process after ``fork()``.
@@ -51,36 +51,37 @@ class Capabilities:
 
     bind_based: bool
     """True: the publisher owns the address and subscribers connect to it, so one process per address can publish.
-    False: everybody connects to something shared (a broker, a router, a bus in memory)."""
+    False: publishers and subscribers connect to something shared (a broker, a router, a bus in memory)."""
     queries: bool
     """``PublisherApi.serve`` and ``SubscriberApi.query`` work."""
     native_wildcards: bool
-    """The transport itself filters ``+`` and ``#`` exactly, as long as a subscriber has few filters: a driver may
-    declare hundreds of them by their common beginnings.  Otherwise it over-delivers and the core filters."""
+    """The transport filters ``+`` and ``#`` exactly, at least while a subscriber has few filters: for hundreds of them
+    a driver may subscribe to common prefixes.  False: it delivers too much, and the core filters."""
     frame_bytes_max: int
     """The largest frame the transport carries."""
     fork_safe: bool
-    """After ``fork()`` a child may open handles of its own.  False: the foreign library cannot live in the child."""
+    """After ``fork()`` a child may open handles of its own.  False: the foreign library does not work in the child."""
     reports: frozenset[LinkEvent]
     """Which link changes a subscriber of this driver reports."""
     security: frozenset[SecurityMode] = frozenset()
     asks_by_scope: bool = False
-    """Questions and answers travel in places named after their scope (`pubsub_api.core.scopes`), so that the access
-    control of the transport holds for them.  Then questions are divided by scope."""
+    """Queries and replies travel under names that contain their scope (`pubsub_api.core.scopes`), so that the access
+    control of the transport applies to them.  Then queries are divided by scope."""
     relays: bool = False
-    """The owner of an address passes on what others publish, so that its return tells nothing of theirs."""
+    """The owner of an address forwards frames of other publishers, so its reconnection says nothing about theirs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Connected:
     """The link to ``address`` is up and every filter registered so far is in effect there: a frame sent from now on
-    is delivered, best effort.  A driver must not report this merely because a socket opened."""
+    is delivered, best effort.  A driver must not report this only because a socket was opened."""
 
     address: str
     arrivals: str = dataclasses.field(default="", compare=False)
-    """Where the address is shared: a value that is never the same again once a publisher has come there, connected for
-    the first time or again, and could have published before this report.  Read after the filters were in effect, and
-    only told by a transport that delivers to all that are connected, or disconnects them.  Empty: not known."""
+    """For a shared address: a value that changes, and never returns, whenever a publisher connects there, for the first
+    time or again, so that it could have published before this report.  The driver reads it after the filters were in
+    effect, and gives it only if the transport delivers to all that are connected, or disconnects them.  Empty: not
+    known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Disconnected:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """``query`` reached that many responders.  Reported by drivers that learn it only after ``query()`` returned."""
+    """The query reached that many responders.  Reported by drivers that learn it only after ``query()`` returned."""
 
     address: str
     query: bytes
@@ -110,8 +111,8 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class SendRefused:
-    """The transport did not let this publisher send a frame, for lack of permission: no subscriber has got it.
-    Reported by drivers whose transport says so, perhaps after ``send`` returned; the publisher forgets the frame."""
+    """The transport refused a frame because this publisher lacks permission: no subscriber has received it.
+    Reported by drivers whose transport says so, perhaps after ``send`` returned; the publisher drops the frame."""
 
     address: str
     frame: bytes
@@ -122,68 +123,70 @@ LinkReport = Connected | Subscribed | Disconnected | Asked | SendRefused
 
 
 class Receiver(Protocol):
-    """What a subscriber driver calls.  Calls may come from any thread of the driver, one at a time per driver object;
-    none of them blocks for long and none of them raises."""
+    """What a subscriber driver calls, from any of its threads, with one call at a time per driver object.
+
+    The methods do not block for long and do not raise."""
 
     def on_frames(self, frames: Sequence[bytes]) -> None:
         """Frames as they were given to ``send``, or as a query handler returned them, in order of arrival.
-        Pass all that are at hand in one call: the cost of a call is per call, not per frame."""
+        Pass all frames that have arrived in one call: each call has a cost."""
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """A message on a subscribed topic that is not a Heliograph frame (`pubsub_api.core.frame.is_frame`).
 
-        None for the payload says that the topic's value was deleted, on a transport that can say so."""
+        The payload is None when the value of the topic was deleted, on a transport that reports this."""
 
     def on_link(self, report: LinkReport) -> None:
-        """A change of a link, as a value."""
+        """A link has changed."""
 
 
 @runtime_checkable
 class LendingReceiver(Receiver, Protocol):
-    """A receiver that can use the driver's own thread to call its user, which spares a lone frame the way to another.
+    """A receiver that can call the callback of the program on a thread that the driver lends to it.
 
-    A driver that can go on receiving in another thread while this one is away looks for it; others never need to.
+    It spares a lone frame the way to another thread.  Only a driver that can go on receiving in another thread
+    meanwhile uses this; a driver may ignore it.
     """
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
-        """As ``on_frames``, except that the call may last as long as a callback of the user does.
+        """As ``on_frames``, but the call may last as long as a callback of the program.
 
-        When it lasts, ``relieve`` is called from another thread: the driver goes on receiving in a new one.  True says
-        that this happened: the calling thread is not needed any more, must not touch what it shares with its successor,
-        and ends.  Until this call returns, the receiver may be called from other threads of the driver as well.
+        When it lasts, another thread calls ``relieve``, and the driver goes on receiving in a new thread.  Then this
+        returns True: the calling thread must not use what it shares with the new thread, and must end.  From
+        ``relieve`` until this call returns, the receiver may be called from other threads of the driver as well.
         """
 
 
 QueryHandler = Callable[[bytes], Iterable[bytes]]
-"""Takes a QUERY frame, returns REPLY frames for the asker (none is allowed).  Thread-safe, quick, does not raise.
+"""Takes a QUERY frame, returns REPLY frames for its sender, or none.  Thread-safe; does not block and does not raise.
 
-A driver that asks by scope passes on only what came in the place of the scope in the frame's header."""
+A driver that asks by scope passes on only queries that arrived under the scope that is in their header."""
 
 PublisherReport = Callable[[LinkReport], None]
 
 
 class PublisherApi(abc.ABC):
-    """The sending end.  The caller serialises ``send`` and ``send_many``; the rest may be called from any thread."""
+    """The sending end.  Other methods than ``send`` and ``send_many``, which the caller serialises, are thread-safe."""
 
     @abc.abstractmethod
     def initialize(self, report: PublisherReport) -> None:
         """Bind or connect.  Blocks until the address is owned (bind-based) or for a bounded time (connect-based).
 
-        A bind-based driver raises AddressInUse; a connect-based one whose server is absent does not raise: it goes on
-        trying and reports `Connected` when it succeeds, `Disconnected` when the link is lost.
+        A bind-based driver raises AddressInUse.  A connect-based driver does not raise when it cannot reach the server:
+        it goes on trying, and reports `Connected` when it succeeds and `Disconnected` when the link is lost.
         """
 
     @property
     @abc.abstractmethod
     def address(self) -> str:
-        """The address subscribers should listen to, with the real port when an ephemeral one was asked for."""
+        """The address that subscribers should listen to, with the real port when the system has chosen one."""
 
     @abc.abstractmethod
     def send(self, topic: str, frame: bytes) -> None:
         """Hand one frame to the transport.  Best effort; blocks for a bounded time at most.
 
-        Raises TransportUnavailable when the transport refused the frame for now, LimitReached when the frame is larger
-        than ``frame_bytes_max`` of the capabilities.  Silence does not mean delivery.
+        Raises TransportUnavailable when the transport cannot take the frame now, LimitReached when the frame is larger
+        than ``frame_bytes_max`` of the capabilities.  A frame that was taken need not arrive.
         """
 
     def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -192,11 +195,12 @@ class PublisherApi(abc.ABC):
             self.send(topic, frame)
 
     def settle(self, *, timeout_s: float | None = None) -> None:  # noqa: B027  most transports say it while sending
-        """Return when the transport has said of all that was sent before whether it refuses it.
+        """Block until the transport has accepted or refused all frames that were sent before.
 
-        For callers that must know: what was refused for lack of permission was reported as `SendRefused` by then.
-        Bounded, also without a time.  Raises WaitTimeout, and TransportUnavailable when something else was refused or
-        the link was lost before all was said.  A driver whose transport refuses nothing later leaves this as it is.
+        Frames that were refused for lack of permission have been reported as `SendRefused` when this returns.  Blocks
+        for a bounded time, also without ``timeout_s``.  Raises WaitTimeout, and TransportUnavailable when frames were
+        refused for another reason, or the link was lost before.  The default is right for a transport that refuses a
+        frame in ``send`` or not at all.
         """
 
     @abc.abstractmethod
@@ -205,24 +209,24 @@ class PublisherApi(abc.ABC):
 
     @property
     def handler_errors(self) -> int:
-        """How often the query handler raised, which its contract forbids.  The driver logs it, counts it and goes on:
-        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  A driver
-        without queries leaves this as it is."""
+        """How often the query handler raised, which its contract forbids.  The driver must log it, count it and go on:
+        `pubsub_api.driver_kit.guarding.GuardedHandler` does that.  The default is right for a driver without queries.
+        """
         return 0
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What this end dropped, refused or did again since it was made, by name.  They become ``driver`` in the
-        statistics.  Read from any thread, now and then, also after ``close``.
+        """What this end dropped, refused or repeated since it was made, by name.  They become ``driver`` in the
+        statistics.  Read from any thread, also after ``close``.
 
-        The names are the driver's own, each is there from the start, and no number ever shrinks; a
-        `pubsub_api.driver_kit.counting.Tally` keeps such numbers.  An end that drops nothing leaves this as it is.
+        The driver chooses the names.  Each name is there from the start, and no number ever shrinks;
+        `pubsub_api.driver_kit.counting.Tally` keeps such numbers.  The default is right for an end that drops nothing.
         """
         return {}
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give what was sent a bounded time to leave, then release everything.  Idempotent."""
+        """Block for a bounded time until sent frames have left, then release everything.  Idempotent."""
 
 
 class SubscriberApi(abc.ABC):
@@ -230,12 +234,12 @@ class SubscriberApi(abc.ABC):
 
     @abc.abstractmethod
     def initialize(self, receiver: Receiver) -> None:
-        """Remember whom to call.  Opens nothing yet."""
+        """Remember the receiver, which is called from ``daemonize`` on.  Opens nothing."""
 
     @abc.abstractmethod
     def register_topic(self, topic_filter: str) -> bool:
-        """Subscribe to a filter; True when it is new.  On a live link `Subscribed` follows when it is in effect.
-        ``$``-topics of Heliograph itself are passed here too and are matched exactly."""
+        """Subscribe to a filter; True when it is new.  On a link that is up, `Subscribed` follows when it is in effect.
+        Topics of Heliograph itself, which begin with ``$``, are passed here, too, and are matched exactly."""
 
     @abc.abstractmethod
     def unregister_topic(self, topic_filter: str) -> bool:
@@ -251,8 +255,8 @@ class SubscriberApi(abc.ABC):
 
     @abc.abstractmethod
     def daemonize(self) -> None:
-        """Start receiving on threads of the driver.  Returns at once; a server that is absent is awaited, with
-        `Connected` as the news that it came."""
+        """Start receiving on threads of the driver.  Does not block.  The driver goes on trying to reach a server that
+        it cannot reach, and reports `Connected` when it succeeds."""
 
     @property
     @abc.abstractmethod
@@ -262,41 +266,41 @@ class SubscriberApi(abc.ABC):
     @property
     @abc.abstractmethod
     def receiver_errors(self) -> int:
-        """How often the receiver raised, which its contract forbids.  The driver logs it, counts it and goes on: hold
-        a `pubsub_api.driver_kit.guarding.GuardedReceiver` in the receiver's place, which does that."""
+        """How often the receiver raised, which its contract forbids.  The driver must log it, count it and go on:
+        `pubsub_api.driver_kit.guarding.GuardedReceiver` does that."""
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """As `PublisherApi.counters`, of this end."""
+        """As `PublisherApi.counters`, for this end."""
         return {}
 
     @abc.abstractmethod
     def query(self, frame: bytes) -> int | None:
-        """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.
+        """Send a QUERY frame to all responders; their REPLY frames arrive through ``on_frames``.
 
-        A driver that asks by scope asks those who answer in the scope that stands as the topic in the frame's header.
+        A driver that asks by scope sends it only to responders of the scope that is the topic in the frame's header.
 
-        Returns how many responders it was sent to, None when that is not known yet (`Asked` follows) or never will be.
-        A caller that knows the number need not wait for answers that will never come.
+        Returns the number of responders it was sent to; None when that is not known yet (`Asked` follows), or never
+        will be.  With the number, the caller can stop waiting when all have replied.
 
-        Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
-        or TransportUnavailable when no link is up.
+        Best effort.  Does not block: the caller does time-outs and retries.  Raises NotSupported, and
+        TransportUnavailable when no link is up.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop receiving and end every thread; no call to the receiver happens after it returns.  Idempotent.
-        Called from within the receiver it must not deadlock."""
+        """Stop receiving and end every thread; the receiver is not called after this returns.  Idempotent.
+        Must not deadlock when the receiver calls it."""
 
 
 class PubSubApi(abc.ABC):
-    """A driver: a factory of the two ends under one configuration.  Loaded by entry point, made with ``conf``."""
+    """A driver: it makes the two ends for one configuration.  Loaded by entry point, made with ``conf``."""
 
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
 
     uses_tls: ClassVar[bool] = False
-    """False: certificates in ``[pubsub]`` are refused, because nothing would be encrypted with them."""
+    """False: certificates in ``[pubsub]`` are refused, because this driver would encrypt nothing with them."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self.conf = conf
@@ -313,7 +317,7 @@ class PubSubApi(abc.ABC):
 
     @abc.abstractmethod
     def listen_addresses(self) -> list[str]:
-        """The addresses a subscriber listens to when it is given no others: from the configuration."""
+        """The addresses that a subscriber listens to by default: from the configuration."""
 
     @abc.abstractmethod
     def get_publisher(self) -> PublisherApi:

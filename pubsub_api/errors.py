@@ -1,4 +1,4 @@
-"""The error tree, under the name users import.  The definitions live in the core, which imports nothing from here."""
+"""All errors, under the name that programs import.  They are defined in the core, which imports nothing from here."""
 
 from pubsub_api.core.errors import (
     AddressInUse,

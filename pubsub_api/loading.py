@@ -1,7 +1,7 @@
 """From a driver's name, or a URL, to the driver.
 
-Drivers are entry points of the namespace ``heliograph.pubsub_driver``, found by stevedore and by nothing else: a driver
-of a third party is installed, named in the configuration, and used like the shipped ones.  Nothing here opens a
+Drivers are entry points of the namespace ``heliograph.pubsub_driver``, and stevedore finds them: a driver of a third
+party is installed, named in the configuration and used in the same way as the shipped drivers.  Nothing here opens a
 connection.
 """
 
@@ -21,15 +21,15 @@ from pubsub_api.runtime.plugins import Plugins, register_options, split_url, wit
 
 NAMESPACE = "heliograph.pubsub_driver"
 
-_PLUGINS = Plugins(NAMESPACE, PubSubApi, "driver")  # type: ignore[type-abstract]  # only its subclasses are made
+_PLUGINS = Plugins(NAMESPACE, PubSubApi, "driver")  # type: ignore[type-abstract]  # only subclasses are instantiated
 
 
 @dataclasses.dataclass(frozen=True)
 class DriverStatus:
-    """What is behind one driver name: the class when it can be used, the problem when it cannot."""
+    """An installed driver: its class when it can be used, the problem when it cannot."""
 
     target: str
-    """The entry point's ``module:class``.  Names with the same target are aliases."""
+    """``module:class`` of the entry point.  Names with the same target are aliases."""
     driver_class: type[PubSubApi] | None = None
     problem: DriverError | None = None
 
@@ -62,26 +62,27 @@ def available_drivers() -> dict[str, DriverStatus]:
 def build_driver(conf: cfg.ConfigOpts, name: str | None = None) -> PubSubApi:
     """Construct the driver that ``conf`` selects, or the one named, with its options registered and checked.
 
-    ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  Raises what `load_driver` raises,
-    and InvalidConfig when a value is out of bounds or options contradict each other.
+    ``conf`` may be any parsed oslo.config object: options that it lacks are registered on it.  Raises what
+    `load_driver` raises, and InvalidConfig when a value is out of bounds or options contradict each other.
     """
     conf.register_opts(config.PUBSUB_OPTIONS, group=config.GROUP)
     config.check_group(conf, config.GROUP, config.PUBSUB_OPTIONS)
-    driver_class = load_driver(name or conf[config.GROUP].pub_sub_driver)
+    name = name or conf[config.GROUP].pub_sub_driver
+    driver_class = load_driver(name)
     register_options(conf, driver_class, driver_class.options)
     for group, options in driver_class.options.items():
         config.check_group(conf, group, options)
     config.check_combinations(conf)
     if not driver_class.uses_tls:
-        refuse_tls(conf, config.GROUP, conf[config.GROUP].pub_sub_driver if name is None else name)
+        refuse_tls(conf, config.GROUP, name)
     return driver_class(conf)
 
 
 def conf_from_url(url: str, *, config_files: Iterable[str | os.PathLike[str]] = ()) -> cfg.ConfigOpts:
     """A new ``conf`` for the driver that the scheme of ``url`` names, for example ``zmq://127.0.0.1:8866``.
 
-    The URL counts before what the files say.  Raises InvalidConfig when it cannot be understood, and what
-    `load_driver` raises.
+    The URL takes precedence over the files.  Raises InvalidConfig when it cannot be understood, and what `load_driver`
+    raises.
     """
     conf = config.new_conf(config_files)
     configure_from_url(conf, url)
@@ -89,7 +90,7 @@ def conf_from_url(url: str, *, config_files: Iterable[str | os.PathLike[str]] = 
 
 
 def configure_from_url(conf: cfg.ConfigOpts, url: str) -> None:
-    """Have ``conf``, which has the ``[pubsub]`` group, select the driver and the place that a URL names.
+    """Set the driver and the address that a URL names in a ``conf`` that has the ``[pubsub]`` group.
 
     Raises as `conf_from_url`.
     """
@@ -101,5 +102,5 @@ def configure_from_url(conf: cfg.ConfigOpts, url: str) -> None:
         driver_class.configure_from_url(conf, parts)
     except HeliographError:
         raise
-    except (ValueError, cfg.Error) as error:  # what oslo.config raises when an override is out of bounds
+    except (ValueError, cfg.Error) as error:  # oslo.config: an override is out of bounds
         raise InvalidConfig(f"URL {without_password(url)!r} cannot be used: {error}") from error

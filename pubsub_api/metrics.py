@@ -1,9 +1,9 @@
 """Statistics as metrics of `prometheus_client`.
 
-`register(session)` lets a registry expose the statistics of a session's publishers, subscribers and caches; they are
-read when it is scraped, nothing is counted twice and nothing is added to the hot path.  A registry has one collector,
-which merges all that was registered: each name is described once.  Needs the extra ``heliograph[metrics]``; the
-endpoint of `pubsub_api.reporting` tells the same without it.
+After `register(session)` a registry exposes the statistics of the publishers, subscribers and caches of a session.
+They are read at each scrape, so the hot path does no more work than before.  One collector per registry merges all
+registered objects, because Prometheus accepts each metric name once.  Needs the extra ``heliograph[metrics]``; the
+endpoint of `pubsub_api.reporting` exposes the same without it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FAMILIES: dict[str, Any] = {
 
 
 class ReportCollector(Collector):
-    """Reads a report at every scrape."""
+    """Reads a `ProcessReport` at each scrape."""
 
     def __init__(self, report: ProcessReport) -> None:
         self.report = report
@@ -63,7 +63,7 @@ _collectors: weakref.WeakKeyDictionary[CollectorRegistry, ReportCollector] = wea
 
 
 def report_of(registry: CollectorRegistry = REGISTRY) -> ProcessReport:
-    """What the registry exposes of this process.  Made, and registered, when it is first asked for."""
+    """The report of this process that the registry exposes.  Made and registered by the first call."""
     with _lock:
         collector = _collectors.get(registry)
         if collector is None:
@@ -74,8 +74,8 @@ def report_of(registry: CollectorRegistry = REGISTRY) -> ProcessReport:
 
 
 def register(session: Session, registry: CollectorRegistry = REGISTRY, *, name: str = "") -> ReportRegistration:
-    """Let ``registry`` expose the session's statistics, with the label ``session``: ``name``, or a number.
+    """Expose the session's statistics in ``registry``, with ``name``, or a number, as the label ``session``.
 
-    Close what is returned, or the session, to end it.
+    It ends when the result or the session is closed.
     """
     return report_of(registry).add_session(session, name=name)

@@ -34,28 +34,28 @@ from pubsub_api.subscribing.statistics import SubscriberStatistics
 from pubsub_api.subscribing.subscriber import Subscriber
 
 HISTORY_HOLD_S = 60.0
-"""How long live events wait for history before they are delivered without it: longer than a service takes to answer
-that was just elected, and short for a program that stands still meanwhile."""
+"""How long live events wait for history before they are delivered without it: longer than a durability service that was
+just elected needs to answer, and short for a program that receives nothing meanwhile."""
 HISTORY_OBJECTS_MAX = 1_000_000
-"""Objects of which a subscriber with history remembers what was delivered, about 100 bytes each; then the one that
-changed longest ago is forgotten."""
+"""Objects for which a subscriber with history remembers what was delivered, about 100 bytes each.  Beyond this, the
+object whose last change is the oldest is forgotten."""
 _HISTORY_READ_TIMEOUT_S = 3600.0
-"""One read of history begins anew after this: long enough for the largest."""
+"""A read of history that takes longer is repeated: long enough for the largest."""
 _HISTORY_RETRY_S = 0.5
-"""Pause after a read of history that failed."""
+"""Pause after a failed read of history."""
 
 
 class Session(Closeable):
-    """Makes publishers, subscribers and caches, and closes those that are left when it is closed itself."""
+    """Makes publishers, subscribers and caches, and closes those that are still open when it is closed."""
 
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
         self._conf = conf
         self._driver = driver
         self._children: dict[int, Publisher | Subscriber | CacheNode | GroupMember] = {}
-        """By running number.  Those that were closed leave when the next one is made."""
+        """By running number.  Those that were closed are removed when the next one is made."""
         self._children_made = 0
         self._is_closed = False
-        # One clock for all: what is published after something was received is later than it.
+        # One clock for all: an event published after another was received has a later timestamp than that one.
         self._clock = HybridClock(int(CLOCK_SKEW_MAX_S * 1e9))
 
     @property
@@ -74,11 +74,12 @@ class Session(Closeable):
     def publisher(
         self, *, name: str = "", predecessor: Predecessor | None = None, guid: bytes | None = None
     ) -> Publisher:
-        """A new publisher.  ``name`` is the same after a restart; by default ``publisher_name``, or host and program.
+        """A new publisher.  ``name`` must be the same after a restart; by default ``publisher_name``, or host and
+        program.
 
-        ``guid`` is for a program that sends the same events, in the same order, again after a crash: under the same
-        GUID they have the same numbers, and subscribers that received them before drop them.  Others leave it out: a
-        new one each time. Raises AddressInUse on a bind-based driver whose address is taken, UsageError for a GUID of
+        ``guid`` is for a program that sends the same events in the same order again after a crash: with the same GUID
+        they get the same numbers, and subscribers that received them before drop them.  By default each publisher has
+        a new GUID.  Raises AddressInUse on a bind-based driver whose address is in use, UsageError for a GUID of
         another length.
         """
         self._check_open()
@@ -109,17 +110,17 @@ class Session(Closeable):
         addresses: Sequence[str] | None = None,
         past: Past | None = None,
     ) -> Subscriber:
-        """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
+        """A new subscriber to topic filters.  Does not block; `Subscriber.wait_ready` waits until it is in effect.
 
-        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper); with neither, iterate over it, or
-        call `Subscriber.get`.  ``addresses`` replaces the publishers' addresses of the configuration.
+        ``on_event`` is called with each event, ``on_events`` with whole batches (cheaper); without both, iterate over
+        the subscriber, or call `Subscriber.get`.  ``addresses`` replaces the addresses that the configuration has.
 
-        ``past`` is what is wanted of the time before, and comes first: ``"all"`` that publishers and caches have, or a
-        number, the newest events of each stream; or what is kept of the topics, at least as ``"transient_local"``,
-        ``"transient"`` or ``"persistent"`` (`pubsub_api.subscribing.past` has all values).
+        ``past`` selects events from before the subscription, which are delivered first: ``"all"`` that publishers and
+        caches have; a number: the newest events of each stream; or history that is kept at least as
+        ``"transient_local"``, ``"transient"`` or ``"persistent"`` (`pubsub_api.subscribing.past` has all values).
 
-        Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; see `group`.  Raises
-        InvalidTopic, InvalidConfig, UsageError.
+        Filters such as ``$shared/GROUP/FILTER`` are handled by the package that is installed for them; see `group`.
+        Raises InvalidTopic, InvalidConfig, UsageError.
         """
         self._check_open()
         _check_callable(on_event=on_event, on_events=on_events, on_resync=on_resync)
@@ -161,17 +162,17 @@ class Session(Closeable):
         addresses: Sequence[str] | None = None,
         past: int | str | History | None = None,
     ) -> Subscriber:
-        """A new subscriber for programs that store or pass on what was sent: ``on_frames`` gets frames, undecoded.
+        """A new subscriber for programs that store or forward frames: ``on_frames`` gets them undecoded.
 
-        With ``takes_repeats`` it also gets frames that come again, or after a resync has said that they are lost: that
-        is for a program that keeps them, knows by their numbers what it has, and needs no order.  ``past`` is
-        ``"all"`` that publishers and caches have, or a number.  All else as for `subscriber`.
+        With ``takes_repeats`` it also gets frames that arrive again, or after a resync has reported them as lost: for
+        a program that stores frames, knows by their numbers which it has, and needs no order.  ``past`` is ``"all"``
+        that publishers and caches have, or a number.  Otherwise as `subscriber`.
         """
         self._check_open()
         _check_callable(on_frames=on_frames, on_resync=on_resync)
         wanted = understood(past)
         if scheme_of(_checked(topics)) is not None or not (wanted is None or isinstance(wanted, History)):
-            raise UsageError("frames are what publishers and caches send: neither groups nor kept history have them")
+            raise UsageError("only publishers and caches have frames: groups and kept history have none")
         return self._bus_subscriber(
             topics,
             addresses,
@@ -194,11 +195,11 @@ class Session(Closeable):
     ) -> GroupMember:
         """Join a group of consumers that share the events of a filter; each event goes to one of them.
 
-        ``ordered`` keeps the order of every topic and key; without, the group is a queue of work, and each event goes
-        to a member that has room.  The same as the filters ``$shared/NAME/FILTER`` and ``$queue/NAME/FILTER`` of
-        `subscriber`.  With ``auto_ack`` an event is acknowledged when the callback returns, or when the next one is
-        asked for; without, call `GroupMember.acknowledge` or `refuse` for each.  ``member`` is the name under which
-        this program takes part, the same after a restart.
+        ``ordered`` keeps the order of every topic and key; without it, the group is a queue of work, and each event
+        goes to a member that has room.  The same as the filters ``$shared/NAME/FILTER`` and ``$queue/NAME/FILTER`` of
+        `subscriber`.  With ``auto_ack`` an event is acknowledged when the callback returns, or when the program asks
+        for the next one; without it, call `GroupMember.acknowledge` or `refuse` for each.  ``member`` is the name of
+        this program in the group, and must be the same after a restart.
 
         Needs a durable log: ``open(url, log=url)``, or ``[log] url``.  Blocks until the group is found or declared in
         it.  Raises InvalidTopic, InvalidConfig, UsageError, DriverNotFound, and what the log and the group raise.
@@ -261,8 +262,8 @@ class Session(Closeable):
     ) -> CacheNode:
         """A stand-alone reliability cache for the topics that the filters select, of all publishers.
 
-        On a bind-based driver it binds this session's own publisher address, so that subscribers can reach it, and
-        listens to ``addresses``.  What it has not in memory it looks up in ``store``, if there is one.
+        On a bind-based driver it binds the publisher address of this session, so that subscribers can reach it, and
+        listens to ``addresses``.  Frames that are not in its memory are looked up in ``store``, if there is one.
         Raises AddressInUse, InvalidTopic, InvalidConfig.
         """
         self._check_open()
@@ -278,7 +279,7 @@ class Session(Closeable):
         return cache
 
     def statistics(self) -> list[tuple[str, int, PublisherStatistics | SubscriberStatistics | CacheStatistics]]:
-        """Role (publisher, subscriber, cache, member), running number and statistics of everything that is open."""
+        """Role (publisher, subscriber, cache, member), running number and statistics of each open object."""
         roles: dict[type, str] = {Publisher: "publisher", Subscriber: "subscriber", CacheNode: "cache"}
         self._forget_closed()
         return [
@@ -287,7 +288,7 @@ class Session(Closeable):
         ]
 
     def close(self) -> None:
-        """Close every publisher and subscriber of this session.  Idempotent."""
+        """Close all objects that this session has made.  Blocks until their threads have ended.  Idempotent."""
         self._is_closed = True
         while self._children:
             self._children.popitem()[1].close()
@@ -308,13 +309,14 @@ class Session(Closeable):
 
 
 def _check_callable(**callbacks: object) -> None:
-    """Refuse at once what would only be noticed, again and again, when there is something to tell."""
+    """Raises UsageError now, instead of an error at each event."""
     for name, callback in callbacks.items():
         if callback is not None and not callable(callback):
             raise UsageError(f"{name} is called back, and {callback!r} cannot be called")
 
 
 def _checked(topics: Sequence[str]) -> Sequence[str]:
+    """The topics.  Raises UsageError for one string, which would be taken for a list of its characters."""
     if isinstance(topics, str):
         raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
     return topics
@@ -330,14 +332,14 @@ def open(
 ) -> Session:
     """Open a session from a URL (``zmq://127.0.0.1:8866``), from configuration files, or from a ``conf`` object.
 
-    ``log`` is the URL of the durable log, for groups of consumers.  URLs count before the files.  With no argument the
-    environment configures it (`pubsub_api.opening`); when that says nothing, the defaults of the options do.
+    ``log`` is the URL of the durable log, for groups of consumers.  URLs take precedence over files.  Without arguments
+    the environment configures it (`pubsub_api.opening`), and otherwise the defaults of the options.
 
-    Opens no connection yet.  ``wrap_driver`` may put something between Heliograph and the driver, such as the fault
-    injector of `pubsub_api.testing`.  Raises InvalidConfig, DriverNotFound, DriverDependencyMissing.
+    Opens no connection.  ``wrap_driver`` may put a layer between Heliograph and the driver, such as the fault injector
+    of `pubsub_api.testing`.  Raises InvalidConfig, DriverNotFound, DriverDependencyMissing.
     """
     if conf is not None and not url is log is config_files is None:
-        raise UsageError("give conf, or url, log and config_files: a conf says itself what they say")
+        raise UsageError("give either conf, or some of url, log and config_files: a conf replaces all of them")
     if conf is None:
         if url is log is config_files is None:
             found = opening.surroundings()

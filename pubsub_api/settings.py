@@ -1,4 +1,4 @@
-"""From oslo.config options to the plain values the core is built with."""
+"""From oslo.config options to the plain values that the core is made with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSett
 from pubsub_api.driver import Capabilities
 
 CLOCK_SKEW_MAX_S = 60.0
-"""Timestamps of peers further in the future than this do not move our clock: NTP keeps hosts far closer together."""
+"""Timestamps of other hosts that are further in the future do not change our clock: NTP keeps clocks far closer."""
 
 
 def frame_settings(conf: cfg.ConfigOpts) -> FrameSettings:

@@ -1,9 +1,9 @@
-"""Spans of OpenTelemetry: what is one, and how it is connected with others.  Imported by `pubsub_api.tracing` alone.
+"""Makes the spans of OpenTelemetry and connects them.  Imported only by `pubsub_api.tracing`.
 
-The context of the span in which an event came into being stands in its headers, as W3C says it, if that trace is
-sampled.  On the side of receivers there are spans for such events only: a span has links to the contexts of all events
-that it is about, and is a child of it when there is only one.  So the trace of a lone change goes from the commit to
-the controller, and a batch belongs to no single trace.
+The headers of an event have the context of the span in which the event was made, as the W3C defines it, if that trace
+is sampled.  Receivers make spans only for such events.  A span has links to the contexts of all its events; if there is
+only one context, the span is its child.  So the trace of a lone change goes from the commit to the controller, and a
+batch belongs to no single trace.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from pubsub_api.subscribing.items import Item
 E = TypeVar("E", bound=Event)
 
 LINKS_MAX = 64
-"""Of one span: half of what OpenTelemetry keeps by default."""
+"""Links of one span: half of what OpenTelemetry keeps by default."""
 CAUSES_MAX = 10_000
-"""Objects of which it is remembered which event a run of a controller is due to; the oldest are forgotten."""
+"""Objects for which a controller remembers the events that caused its next run; the oldest are forgotten."""
 _TRACEPARENT = "traceparent"
 _SYSTEM = {"messaging.system": "heliograph"}
 _W3C = TraceContextTextMapPropagator()
 
 
 class Spans:
-    """Makes the spans of a process.  For any thread."""
+    """Makes the spans of a process.  Thread-safe."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = trace.get_tracer("heliograph", tracer_provider=provider)
         self._causes: tuple[weakref.ref[Causes], ...] = ()
-        """Of the controllers that live.  Replaced and never changed: it is read in every callback, without a lock."""
+        """One for each controller.  Replaced and never changed: every callback reads it without a lock."""
 
     # -- sending
 
     @contextlib.contextmanager
     def commit(self, writes: int, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-        """Around a commit.  Gives the headers of the events that tell of it."""
+        """A span around a commit.  Yields the headers for the events of the commit."""
         attributes: dict[str, Any] = {"db.system.name": "heliograph", "db.operation.batch.size": writes}
         with self._tracer.start_as_current_span("commit", kind=SpanKind.CLIENT, attributes=attributes):
             yield _with_current(headers)
 
     def trace_publisher(self, publisher: Any, *, has_batches: bool) -> None:
-        """Have a publisher make spans: its methods are replaced, so that one that is not traced looks for nothing.
+        """Make a publisher's calls spans.  Its methods are replaced: a publisher that is not traced has no cost.
 
-        ``has_batches``: it sends a list by other means than one event after the other.
+        ``has_batches``: ``send_events`` does not call ``send_event`` for each event.
         """
         send_event, send_events = publisher.send_event, publisher.send_events
 
@@ -70,7 +70,7 @@ class Spans:
 
         def traced_events(events: Iterable[Event], **options: Any) -> Any:
             if not has_batches or not events or not isinstance(events, list | tuple):
-                return send_events(events, **options)  # which sends each of them by the other method
+                return send_events(events, **options)  # it calls `traced_event` for each of them
             with self._publish(events) as traced:
                 return send_events(traced, **options)
 
@@ -78,21 +78,21 @@ class Spans:
 
     @contextlib.contextmanager
     def _publish(self, events: Sequence[Event]) -> Iterator[list[Event]]:
-        """The events with the context of the span; those that have one of before keep it."""
+        """A span.  Yields the events with its context; an event that has a context keeps that one."""
         attributes: dict[str, Any] = {**_SYSTEM, "messaging.batch.message_count": len(events)}
         topic = getattr(events[0], "topic", None)
         if isinstance(topic, str) and all(getattr(event, "topic", None) == topic for event in events):
             attributes["messaging.destination.name"] = topic
         with self._span("publish", SpanKind.PRODUCER, contexts_of(events), attributes):
-            alone = _with_current(NO_HEADERS)
-            yield [_traced(event, alone) for event in events]
+            new_headers = _with_current(NO_HEADERS)
+            yield [_traced(event, new_headers) for event in events]
 
     # -- receiving
 
     def callbacks(
         self, on_event: Callable[[E], None] | None, on_events: Callable[[Sequence[E]], None] | None
     ) -> tuple[Callable[[E], None] | None, Callable[[Sequence[E]], None] | None]:
-        """The callbacks of a subscriber, within a span when any of their events is traced."""
+        """Callbacks that call the given ones, in a span if any of their events is traced."""
 
         def tell_one(event: E) -> None:
             assert on_event is not None
@@ -122,12 +122,12 @@ class Spans:
     def repairs(self) -> RepairWatch:
         return RepairWatch(self._repaired)
 
-    def _repaired(self, begun_ns: int, ended_ns: int, out: Sequence[Item], lost: int) -> None:
-        events = [event for item in out if isinstance(item, tuple) for event in decode(item)[0]]
+    def _repaired(self, began_ns: int, ended_ns: int, items: Sequence[Item], lost: int) -> None:
+        events = [event for item in items if isinstance(item, tuple) for event in decode(item)[0]]
         attributes: dict[str, Any] = {**_SYSTEM, "heliograph.lost": lost}
         links = [Link(one) for one in contexts_of(events)[:LINKS_MAX]]
         span = self._tracer.start_span(
-            "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=begun_ns
+            "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=began_ns
         )
         if lost:
             span.set_status(Status(StatusCode.ERROR, "events were given up: a resync follows"))
@@ -136,9 +136,10 @@ class Spans:
     # -- controllers
 
     def reconcile(self, call: Callable[[Any], Any], name: str, owners: Any) -> Callable[[Any], Any]:
-        """The function of a controller, within a span when its run is due to a traced event.
+        """A function that calls that of a controller, in a span if a traced event caused the run.
 
-        ``owners`` is its `nb_api.controller.core.owners.OwnerMap`, which tells the keys that an event concerns.
+        ``owners`` is the `nb_api.controller.core.owners.OwnerMap` of the controller.  Its methods are replaced, to pass
+        causes from an object to the keys that run because of it.
         """
         run = self._runs_of(name, owners)
 
@@ -161,7 +162,7 @@ class Spans:
     def _runs_of(self, name: str, owners: Any) -> Callable[[Any], contextlib.AbstractContextManager[None]]:
         causes = Causes()
         self._causes = (*(one for one in self._causes if one() is not None), weakref.ref(causes))
-        vars(owners).update(put=causes.passed_on(owners.put), remove=causes.passed_on(owners.remove))
+        vars(owners).update(put=causes.passing_on(owners.put), remove=causes.passing_on(owners.remove))
 
         @contextlib.contextmanager
         def run(request: Any) -> Iterator[None]:
@@ -177,7 +178,7 @@ class Spans:
                 with self._span("reconcile", SpanKind.INTERNAL, contexts, attributes):
                     yield
             except BaseException:
-                causes.put(request.table, request.key, contexts)  # it runs again
+                causes.put(request.table, request.key, contexts)  # the controller will run it again
                 raise
 
         return run
@@ -186,7 +187,7 @@ class Spans:
     def _span(
         self, name: str, kind: SpanKind, contexts: Sequence[SpanContext], attributes: dict[str, Any]
     ) -> Iterator[None]:
-        """A span with links; a child of the context when there is only one."""
+        """A span with links to the contexts; if there is only one, the span is its child."""
         parent = None
         if len(contexts) == 1:
             parent = trace.set_span_in_context(trace.NonRecordingSpan(contexts[0]), context.Context())
@@ -197,9 +198,9 @@ class Spans:
 
 
 class Causes:
-    """Which events the next run of a key is due to.
+    """The contexts of the events that cause the next run of each key.
 
-    For any thread, without a lock, which a fork could leave held: threads that meet here cost a link at the most.
+    Thread-safe without a lock, which a fork could leave held: when two threads change the same key, a link may be lost.
     """
 
     def __init__(self) -> None:
@@ -210,15 +211,16 @@ class Causes:
             if contexts := contexts_of((event,)):
                 self.put(event.table, event.key, contexts)
 
-    def passed_on(self, concerned_by: Callable[..., Sequence[tuple[str, str]]]) -> Callable[..., Any]:
-        """A function from table and key of an object to the keys that run because of it; these have its causes then."""
+    def passing_on(self, keys_of: Callable[..., Sequence[tuple[str, str]]]) -> Callable[..., Any]:
+        """A function that calls ``keys_of``, which returns the keys that run because of an object, and passes the
+        causes of the object to these keys."""
 
         def traced(table: str, key: str, *rest: Any) -> Sequence[tuple[str, str]]:
-            concerned = concerned_by(table, key, *rest)
+            keys = keys_of(table, key, *rest)
             if contexts := self.take(table, key):
-                for one in concerned:
+                for one in keys:
                     self.put(*one, contexts)
-            return concerned
+            return keys
 
         return traced
 
@@ -234,59 +236,64 @@ class Causes:
 
 
 class RepairWatch:
-    """Notices when a subscriber asks caches for what is missing, and when that has come or is given up."""
+    """Notices when a subscriber asks caches for missing frames, and when they arrive or are given up.
 
-    def __init__(self, tell: Callable[[int, int, Sequence[Item], int], None]) -> None:
-        self._tell = tell
-        self._begun_ns = 0
+    It reports the repair to ``report``: begin, end, items that were delivered, number of lost events.
+    """
+
+    def __init__(self, report: Callable[[int, int, Sequence[Item], int], None]) -> None:
+        self._report = report
+        self._began_ns = 0
         self._is_asking = False
-        self._closed = self._lost = 0
+        self._repaired = self._lost = 0
 
-    def look(self, out: Sequence[Item], queries: Sequence[Query], counters: SubscriberCounters) -> None:
-        """After each call of the core, with what came out of it.  What is to be told is told in another thread."""
+    def look(self, items: Sequence[Item], queries: Sequence[Query], counters: SubscriberCounters) -> None:
+        """Call this after each call of the core, with its results.  Reports are made in another thread."""
         if not self._is_asking and any(query.wants and not query.confirm for query in queries):
             self._is_asking = True
-            self._begun_ns = time.time_ns()
+            self._began_ns = time.time_ns()
         lost = counters.lost - self._lost
-        if self._begun_ns and (lost or counters.repair.closed_by_repair > self._closed):
+        if self._began_ns and (lost or counters.repair.closed_by_repair > self._repaired):
             self._is_asking = False
-            run_soon(functools.partial(self._tell, self._begun_ns, time.time_ns(), out, lost))
-        self._closed, self._lost = counters.repair.closed_by_repair, counters.lost
+            run_soon(functools.partial(self._report, self._began_ns, time.time_ns(), items, lost))
+        self._repaired, self._lost = counters.repair.closed_by_repair, counters.lost
 
 
 def contexts_of(events: Iterable[Event]) -> list[SpanContext]:
     """The different contexts of sampled traces in the headers of events, in their order."""
-    found: dict[str, SpanContext] = {}
+    contexts: dict[str, SpanContext] = {}
     for event in events:
         headers = getattr(event, "headers", None) or NO_HEADERS
         text = headers.get(_TRACEPARENT) if isinstance(headers, Mapping) else None
-        if text is not None and text not in found:
-            told = trace.get_current_span(_W3C.extract(headers, context.Context())).get_span_context()
-            if told.is_valid and told.trace_flags.sampled:
-                found[text] = told
-    return list(found.values())
+        if text is not None and text not in contexts:
+            found = trace.get_current_span(_W3C.extract(headers, context.Context())).get_span_context()
+            if found.is_valid and found.trace_flags.sampled:
+                contexts[text] = found
+    return list(contexts.values())
 
 
-def _traced(event: Event, alone: Mapping[str, str]) -> Event:
-    """The event with the context of the current span, which is ``alone`` for one without headers.  What is no event is
-    left to the code that refuses it."""
-    if not alone or not isinstance(event, Event):
+def _traced(event: Event, new_headers: Mapping[str, str]) -> Event:
+    """The event with the context of the current span; ``new_headers`` has it for events without headers.
+
+    Anything that is no event is returned unchanged: the publisher refuses it.
+    """
+    if not new_headers or not isinstance(event, Event):
         return event
     headers = event.headers
     if headers is not NO_HEADERS and (not isinstance(headers, Mapping) or _TRACEPARENT in headers):
         return event
-    traced = alone if headers is NO_HEADERS else _with_current(headers)
+    traced = new_headers if headers is NO_HEADERS else _with_current(headers)
     return event if traced is headers else msgspec.structs.replace(event, headers=traced)
 
 
 def _with_current(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Headers with the context of the current span; as they are when it is not sampled, or there is no room for it."""
+    """Headers with the context of the current span; unchanged if the span is not sampled, or has no room there."""
     if not trace.get_current_span().get_span_context().trace_flags.sampled:
         return headers
     traced = dict(headers)
     _W3C.inject(traced)
     try:
         write_headers(traced)
-    except ValueError:  # of the program, or full: it is sent, or refused, as it is
+    except ValueError:  # the headers are full, or the program has made them wrongly, which the publisher refuses
         return headers
     return traced

@@ -2,8 +2,8 @@
 
     pubsub_api.tracing.enable()
 
-The context of a trace travels in the headers of events.  Until `enable` is called nothing of OpenTelemetry is imported,
-and nothing is done per event.
+The context of a trace travels in the headers of events.  Before `enable` is called, OpenTelemetry is not imported, and
+no work is done per event.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pubsub_api.spans import Spans
 
 active: Spans | None = None
-"""What makes spans; None when there are no traces.  An object that could be traced looks here when it is made."""
+"""None: there are no traces.  An object that can be traced looks here in its constructor."""
 
 
 def enable(tracer_provider: TracerProvider | None = None) -> None:
-    """Make spans in this process, by a provider or by the one that OpenTelemetry has for the process.
+    """Make spans in this process, with this provider, or with the one that OpenTelemetry has for the process.
 
-    Publishers, subscribers, databases and controllers that are made from now on are traced; those that exist are not.
-    Raises DriverDependencyMissing, which names the pip extra.
+    Publishers, subscribers, databases and controllers that are made from now on are traced; existing ones are not.
+    Raises DriverDependencyMissing with the pip extra.
     """
-    global active  # noqa: PLW0603  it is the switch
+    global active  # noqa: PLW0603  one switch for the process
     try:
         from pubsub_api.spans import Spans  # noqa: PLC0415
     except ImportError as error:
@@ -38,6 +38,6 @@ def enable(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def disable() -> None:
-    """Trace nothing that is made from now on."""
+    """Do not trace objects that are made from now on."""
     global active  # noqa: PLW0603
     active = None

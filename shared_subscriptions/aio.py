@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pubsub_api import Session
 from pubsub_api.aio import AsyncSession
-from pubsub_api.runtime.loops import in_own_thread, outcome
+from pubsub_api.runtime.coroutines import run_in_new_thread
 from pubsub_api.subscribing.group_aio import AsyncGroupMember
 from shared_subscriptions import scheme
 from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
@@ -37,16 +37,16 @@ class AsyncGroupSubscriber(AsyncGroupMember):
 
     async def subscribe(self, topic_filter: str) -> bool:
         """As `GroupSubscriber.subscribe`."""
-        return await outcome(in_own_thread(functools.partial(self._subscriber.subscribe, topic_filter), _THREAD))
+        return await run_in_new_thread(functools.partial(self._subscriber.subscribe, topic_filter), _THREAD)
 
     async def unsubscribe(self, topic_filter: str) -> bool:
         """As `GroupSubscriber.unsubscribe`."""
-        return await outcome(in_own_thread(functools.partial(self._subscriber.unsubscribe, topic_filter), _THREAD))
+        return await run_in_new_thread(functools.partial(self._subscriber.unsubscribe, topic_filter), _THREAD)
 
     async def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
         """As `GroupSubscriber.wait_streams`."""
         wait = functools.partial(self._subscriber.wait_streams, count, timeout_s=timeout_s)
-        await outcome(in_own_thread(wait, _THREAD))
+        await run_in_new_thread(wait, _THREAD)
 
     def statistics(self) -> GroupSubscriberStatistics:
         return self._subscriber.statistics()
@@ -58,5 +58,4 @@ async def subscribe(
     """As `shared_subscriptions.subscribe`, without callbacks; close it yourself."""
     blocking = session.blocking if isinstance(session, AsyncSession) else session
     join = functools.partial(scheme.subscribe, blocking, topics, auto_ack=auto_ack, member=member)
-    made = in_own_thread(join, _THREAD)
-    return AsyncGroupSubscriber(await outcome(made, undo=GroupSubscriber.close))
+    return AsyncGroupSubscriber(await run_in_new_thread(join, _THREAD, undo=GroupSubscriber.close))

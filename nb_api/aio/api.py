@@ -16,7 +16,7 @@ from nb_api.db_api import DbObject
 from nb_api.writing.transaction import Transaction
 from pubsub_api.core.headers import NO_HEADERS
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
+from pubsub_api.runtime.coroutines import BlockingCalls, run_in_new_thread
 
 T = TypeVar("T")
 CALLS_MAX = 8
@@ -39,7 +39,7 @@ class AsyncNbApi(AsyncCloseable):
     def __init__(self, nb: NbApi) -> None:
         """Takes it over and closes it."""
         self._nb = nb
-        self._calls = LoopCalls(CALLS_MAX, "heliograph-nb-aio")
+        self._calls = BlockingCalls(CALLS_MAX, "heliograph-nb-aio")
 
     @classmethod
     def open(
@@ -121,11 +121,11 @@ class AsyncNbApi(AsyncCloseable):
 
     async def flush(self, *, timeout_s: float) -> None:
         """As `NbApi.flush`.  Waits in a thread of its own, so that no other call waits behind it."""
-        await outcome(in_own_thread(functools.partial(self._nb.flush, timeout_s=timeout_s), "heliograph-aio-flush"))
+        await run_in_new_thread(functools.partial(self._nb.flush, timeout_s=timeout_s), "heliograph-aio-flush")
 
     async def close(self) -> None:
         """As `NbApi.close`.  Calls that have not begun raise Closed.  Goes on when it is cancelled.  Idempotent."""
-        await outcome(in_own_thread(self._close, "heliograph-aio-close"))
+        await run_in_new_thread(self._close, "heliograph-aio-close")
 
     def _close(self) -> None:
         self._nb.close()
@@ -139,7 +139,7 @@ class AsyncTransaction:
     all, see `AsyncNbApi`.
     """
 
-    def __init__(self, transaction: Transaction, calls: LoopCalls) -> None:
+    def __init__(self, transaction: Transaction, calls: BlockingCalls) -> None:
         self._transaction = transaction
         self._calls = calls
         self.create = transaction.create
@@ -177,7 +177,7 @@ class Opening:
         self._made: AsyncNbApi | None = None
 
     async def _open(self) -> AsyncNbApi:
-        return AsyncNbApi(await outcome(in_own_thread(self._make, "heliograph-aio-open"), undo=NbApi.close))
+        return AsyncNbApi(await run_in_new_thread(self._make, "heliograph-aio-open", undo=NbApi.close))
 
     def __await__(self) -> Generator[Any, None, AsyncNbApi]:
         return self._open().__await__()

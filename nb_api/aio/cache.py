@@ -30,7 +30,7 @@ from nb_api.db_api import DbObject
 from nb_api.verifying.verification import Verification
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import in_own_thread, outcome
+from pubsub_api.runtime.coroutines import call_in_new_thread, result_of, run_in_new_thread
 
 T = TypeVar("T")
 _THREAD = "heliograph-cache-aio"
@@ -91,15 +91,15 @@ class AsyncSubscription(AsyncCloseable):
                     return None
             if self._overrun is not None or queue.is_overrun:
                 # Taken while the copy does not change, which the loop must not wait for.
-                self._overrun = self._overrun or in_own_thread(functools.partial(queue.get, 0.0), _THREAD)
-                change = await outcome(self._overrun)
+                self._overrun = self._overrun or call_in_new_thread(functools.partial(queue.get, 0.0), _THREAD)
+                change = await result_of(self._overrun)
                 self._overrun = None
                 if change is not None or queue.is_closed:
                     return change
 
     async def close(self) -> None:
         """As `Subscription.close`."""
-        await outcome(in_own_thread(self._subscription.close, _THREAD))
+        await run_in_new_thread(self._subscription.close, _THREAD)
 
 
 class AsyncLocalCache(AsyncCloseable):
@@ -186,8 +186,8 @@ class AsyncLocalCache(AsyncCloseable):
     async def subscribe(self, *, tables: Iterable[str] | None = None) -> AsyncSubscription:
         """As `LocalCache.subscribe`: a further consumer.  Takes a thread while the objects that are there are
         listed.  When it is cancelled meanwhile, there is none."""
-        made = in_own_thread(functools.partial(self._cache.subscribe, tables=tables), _THREAD)
-        return AsyncSubscription(await outcome(made, undo=Subscription.close))
+        subscribe = functools.partial(self._cache.subscribe, tables=tables)
+        return AsyncSubscription(await run_in_new_thread(subscribe, _THREAD, undo=Subscription.close))
 
     # -- indexes and topics
 
@@ -207,46 +207,46 @@ class AsyncLocalCache(AsyncCloseable):
         make = functools.partial(
             self._cache.index, name, function, table=table, unique=unique, multiple=multiple, sorted=sorted
         )
-        return await outcome(in_own_thread(make, _THREAD))
+        return await run_in_new_thread(make, _THREAD)
 
     async def add_topic(self, topic_filter: str) -> bool:
         """As `LocalCache.add_topic`.  Goes on when it is cancelled."""
-        return await outcome(in_own_thread(functools.partial(self._cache.add_topic, topic_filter), _THREAD))
+        return await run_in_new_thread(functools.partial(self._cache.add_topic, topic_filter), _THREAD)
 
     async def remove_topic(self, topic_filter: str) -> bool:
         """As `LocalCache.remove_topic`.  Goes on when it is cancelled."""
-        return await outcome(in_own_thread(functools.partial(self._cache.remove_topic, topic_filter), _THREAD))
+        return await run_in_new_thread(functools.partial(self._cache.remove_topic, topic_filter), _THREAD)
 
     # -- waiting
 
     async def wait_synced(self, *, timeout_s: float) -> None:
         """As `LocalCache.wait_synced`."""
         waits = self._cache.waits
-        await waits.changed.wait_through_in_loop(waits.synced(timeout_s))
+        await waits.changed.wait_for_steps_in_loop(waits.synced(timeout_s))
 
     async def wait_version(self, table: str, key: str, version: int, *, timeout_s: float) -> DbObject | None:
         """As `LocalCache.wait_version`."""
         waits = self._cache.waits
-        return await waits.changed.wait_through_in_loop(waits.version(table, key, version, timeout_s))
+        return await waits.changed.wait_for_steps_in_loop(waits.version(table, key, version, timeout_s))
 
     async def wait_revision(self, revision: int, *, timeout_s: float) -> None:
         """As `LocalCache.wait_revision`."""
         waits = self._cache.waits
-        await waits.changed.wait_through_in_loop(waits.revision(revision, timeout_s))
+        await waits.changed.wait_for_steps_in_loop(waits.revision(revision, timeout_s))
 
     # -- proof
 
     async def verify(self, *, timeout_s: float = 60.0, is_thorough: bool = False) -> Verification:
         """As `LocalCache.verify`, in a thread of its own, which goes on to its end when the task is cancelled."""
         work = functools.partial(self._cache.verify, timeout_s=timeout_s, is_thorough=is_thorough)
-        return await outcome(in_own_thread(work, _THREAD))
+        return await run_in_new_thread(work, _THREAD)
 
     async def digests(self) -> dict[str, TableDigest]:
         """As `LocalCache.digests`, which waits while a batch of changes is applied."""
-        return await outcome(in_own_thread(self._cache.digests, _THREAD))
+        return await run_in_new_thread(self._cache.digests, _THREAD)
 
     # -- the end
 
     async def close(self) -> None:
         """As `LocalCache.close`; iterations end, and what waits raises Closed.  Goes on when it is cancelled."""
-        await outcome(in_own_thread(self._cache.close, _THREAD))
+        await run_in_new_thread(self._cache.close, _THREAD)

@@ -8,7 +8,7 @@ from nb_api.aio.api import AsyncNbApi
 from nb_api.coordination.election import Election, ElectionStatistics
 from pubsub_api.errors import Closed, WaitTimeout
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import ToldCondition, in_own_thread, outcome
+from pubsub_api.runtime.coroutines import AwaitableCondition, run_in_new_thread
 
 _THREAD = "heliograph-election-aio"
 
@@ -24,7 +24,7 @@ class AsyncElection(AsyncCloseable):
         self, nb: AsyncNbApi, name: str, *, holder: str, place: str = "", lease_s: float | None = None
     ) -> None:
         """As `Election`."""
-        self._told = ToldCondition()
+        self._told = AwaitableCondition()
         self._election = Election(
             nb.blocking.db, name, holder=holder, place=place, lease_s=lease_s,
             on_gain=lambda _: self._tell(), on_loss=self._tell,
@@ -65,7 +65,7 @@ class AsyncElection(AsyncCloseable):
 
     async def close(self, *, timeout_s: float = 5.0) -> None:
         """As `Election.close`: resign.  Goes on when it is cancelled.  Idempotent."""
-        await outcome(in_own_thread(functools.partial(self._close, timeout_s), _THREAD))
+        await run_in_new_thread(functools.partial(self._close, timeout_s), _THREAD)
 
     def _close(self, timeout_s: float) -> None:
         if not self._election.is_closed:

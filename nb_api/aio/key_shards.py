@@ -7,7 +7,7 @@ import functools
 from nb_api.aio.api import AsyncNbApi
 from nb_api.coordination.key_shards import KeyShards, KeyShardsStatistics
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import in_own_thread, outcome
+from pubsub_api.runtime.coroutines import run_in_new_thread
 
 
 class AsyncKeyShards(AsyncCloseable):
@@ -38,9 +38,7 @@ class AsyncKeyShards(AsyncCloseable):
 
     async def close(self, *, timeout_s: float = 5.0) -> None:
         """As `KeyShards.close`.  Goes on when it is cancelled.  Idempotent."""
-        await outcome(
-            in_own_thread(functools.partial(self._shards.close, timeout_s=timeout_s), "heliograph-shards-aio")
-        )
+        await run_in_new_thread(functools.partial(self._shards.close, timeout_s=timeout_s), "heliograph-shards-aio")
 
     async def __aenter__(self) -> AsyncKeyShards:
         return self.start()

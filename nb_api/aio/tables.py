@@ -18,7 +18,7 @@ from nb_api.models.cached_table import CachedTable, TableChange
 from nb_api.models.table import Table, TransactionTable
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import LoopCalls, in_own_thread, outcome
+from pubsub_api.runtime.coroutines import BlockingCalls, run_in_new_thread
 
 if TYPE_CHECKING:
     from nb_api.aio.cache import AsyncLocalCache, AsyncSubscription
@@ -36,7 +36,7 @@ def check_plain(value: object) -> None:
 class AsyncTable(Generic[T]):
     """`Table` for coroutines, made by `AsyncNbApi.table`.  Of cancelled writes, see `AsyncNbApi`."""
 
-    def __init__(self, table: Table[T], calls: LoopCalls) -> None:
+    def __init__(self, table: Table[T], calls: BlockingCalls) -> None:
         self._table = table
         self._calls = calls
 
@@ -92,7 +92,7 @@ class AsyncTransactionTable(Generic[T]):
     is cancelled adds nothing to the transaction.
     """
 
-    def __init__(self, table: TransactionTable[T], calls: LoopCalls) -> None:
+    def __init__(self, table: TransactionTable[T], calls: BlockingCalls) -> None:
         self._table = table
         self._calls = calls
         self.create = table.create
@@ -192,7 +192,7 @@ class AsyncCachedTable(CacheView[T]):
         make = functools.partial(
             self._table.index, name, function, unique=unique, multiple=multiple, sorted=sorted
         )  # fmt: skip
-        return await outcome(in_own_thread(make, "heliograph-cache-aio"))
+        return await run_in_new_thread(make, "heliograph-cache-aio")
 
     async def subscribe(self) -> AsyncTableSubscription[T]:
         """As `AsyncLocalCache.subscribe`, for this table, with instances."""

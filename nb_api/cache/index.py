@@ -15,7 +15,7 @@ from nb_api.core.copy.differences import CachedObject, Difference
 from nb_api.core.copy.indexes import IndexData, IndexFunction
 from pubsub_api import Event
 from pubsub_api.errors import UsageError
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class CacheIndexes:
         self._check = check
         self._indexes: dict[str, Index] = {}
         self._data: list[IndexData] = []
-        self._log = SeldomLog(LOG, level=logging.ERROR)
+        self._log = RateLimitedLog(LOG, level=logging.ERROR)
 
     def get(self, name: str) -> Index:
         """Raises UsageError."""

@@ -211,14 +211,14 @@ class LocalCache(WholeCache, VerifiedCopy):
         was restored from a backup; Closed; UsageError in a callback, which would wait for itself, and for a table that
         is not followed.
         """
-        return self.waits.changed.wait_through(self.waits.version(table, key, version, timeout_s))
+        return self.waits.changed.wait_for_steps(self.waits.version(table, key, version, timeout_s))
 
     def wait_revision(self, revision: int, *, timeout_s: float) -> None:
         """Return when the copy has everything up to this revision of the database.
 
         A copy that follows the bus reads the database for that: `wait_version`, which raises the same, is cheaper.
         """
-        self.waits.changed.wait_through(self.waits.revision(revision, timeout_s))
+        self.waits.changed.wait_for_steps(self.waits.revision(revision, timeout_s))
 
     def wait_synced(self, *, timeout_s: float) -> None:
         """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout.
@@ -226,7 +226,7 @@ class LocalCache(WholeCache, VerifiedCopy):
         With a resync source that can stand in for a database that is away, it also returns when that has happened;
         `statistics` tells, and so does the `Resynced` of kind ``provisional``.
         """
-        self.waits.changed.wait_through(self.waits.synced(timeout_s))
+        self.waits.changed.wait_for_steps(self.waits.synced(timeout_s))
 
     def wait_told(self, *, timeout_s: float) -> None:
         """Return when every change that the copy has now was told to its consumers, or put into their queues.

@@ -4,7 +4,7 @@ On a bus the copy knows of each object which version it holds, but of no other o
 wait is for one object; when nothing is heard of it, the changes are read from the database, which decides: the object
 has that version, or a later one, or is not followed, or the database has never given that version.
 
-Threads and coroutines wait by the same steps (`pubsub_api.runtime.loops`).
+Threads and coroutines wait by the same steps (`pubsub_api.runtime.coroutines`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nb_api.core.copy.cache import CacheCore
 from nb_api.db_api import DbObject
 from nb_api.errors import RevisionUnknown
 from pubsub_api.errors import UsageError, WaitTimeout
-from pubsub_api.runtime.loops import Steps
+from pubsub_api.runtime.coroutines import WaitSteps
 
 PATIENCE_S = 1.0
 """How long nothing may be heard of an object before the database is asked: live changes take a few milliseconds."""
@@ -61,36 +61,36 @@ class CacheWaits:
         with self.changed:
             self.changed.notify_all()
 
-    def version(self, table: str, key: str, version: int, timeout_s: float) -> Steps[DbObject | None]:
+    def version(self, table: str, key: str, version: int, timeout_s: float) -> WaitSteps[DbObject | None]:
         """See `LocalCache.wait_version`."""
         self._check_waiting()
         check_revision(version, "version")
         self._core.check_followed([table])
         return self._version(table, key, version, timeout_s)
 
-    def _version(self, table: str, key: str, version: int, timeout_s: float) -> Steps[DbObject | None]:
+    def _version(self, table: str, key: str, version: int, timeout_s: float) -> WaitSteps[DbObject | None]:
         core, what = self._core, f"version {version} of {table} {key!r}"
         if not core.reflects(table, key, version) and len(core.filters):
             is_there = functools.partial(core.reflects, table, key, version)
             yield from self._wait(version, is_there, what, timeout_s, PATIENCE_S)
         return core.find(table, key)
 
-    def revision(self, revision: int, timeout_s: float) -> Steps[None]:
+    def revision(self, revision: int, timeout_s: float) -> WaitSteps[None]:
         """See `LocalCache.wait_revision`."""
         self._check_waiting()
         check_revision(revision)
         return self._revision(revision, timeout_s)
 
-    def _revision(self, revision: int, timeout_s: float) -> Steps[None]:
+    def _revision(self, revision: int, timeout_s: float) -> WaitSteps[None]:
         if len(self._core.filters):
             yield from self._wait(revision, lambda: False, f"revision {revision}", timeout_s, self._patience_s)
 
-    def synced(self, timeout_s: float) -> Steps[None]:
+    def synced(self, timeout_s: float) -> WaitSteps[None]:
         """See `LocalCache.wait_synced`."""
         self.check()
         return self._synced(timeout_s)
 
-    def _synced(self, timeout_s: float) -> Steps[None]:
+    def _synced(self, timeout_s: float) -> WaitSteps[None]:
         def is_synced() -> bool:
             self.check()
             return self._is_synced()
@@ -108,7 +108,7 @@ class CacheWaits:
 
     def _wait(
         self, revision: int, is_there: Callable[[], bool], what: str, timeout_s: float, patience_s: float
-    ) -> Steps[None]:
+    ) -> WaitSteps[None]:
         """Until ``is_there``, or everything up to ``revision`` is reflected.
 
         Raises WaitTimeout, Closed, RevisionUnknown when the database has never given that revision.

@@ -19,7 +19,7 @@ from nb_api.core.copy.differences import CacheChange, Deleted, Resynced
 from nb_api.errors import ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.backoff import Backoff
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class CacheFollower:
         """Objects whose owners could not be told."""
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         self._has_begun = False
-        self._log_mapping = SeldomLog(LOG)
-        self._log_trouble = SeldomLog(LOG)
+        self._log_mapping = RateLimitedLog(LOG)
+        self._log_trouble = RateLimitedLog(LOG)
         self.thread = threading.Thread(target=self._run, name=f"controller-changes-{name}", daemon=True)
 
     def start(self) -> None:

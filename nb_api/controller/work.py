@@ -24,7 +24,7 @@ from nb_api.core.changes import DbObject
 from nb_api.core.copy.differences import Deleted
 from nb_api.errors import GiveUp, ObjectNotFound, ValueMismatch
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ class Work:
         self.is_inherited = False
         self.following = FollowerState()
         self._times = RunTimes()
-        self._log_failure = SeldomLog(LOG)
-        self._log_hanging = SeldomLog(LOG)
-        self._log_unheld = SeldomLog(LOG, level=logging.ERROR)
+        self._log_failure = RateLimitedLog(LOG)
+        self._log_hanging = RateLimitedLog(LOG)
+        self._log_unheld = RateLimitedLog(LOG, level=logging.ERROR)
         self._clock = clock or MonotonicClock()
         self._clock.attach(self)
 

@@ -27,7 +27,7 @@ from nb_api.errors import ObjectExists, ObjectNotFound
 from pubsub_api.errors import Forked, HeliographError, InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, dispersed
+from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, with_jitter
 
 LOG = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class Directory(_Service):
         settings = read_discovery(db.conf)
         # Not in step: many subscribers start together when the power comes back.
         failures = Failures(LOG, "The directory of publishers cannot be read, nothing changes meanwhile")
-        super().__init__(PeriodicTask(self._work, failures, pause_s=dispersed(settings.refresh_interval_s)))
+        super().__init__(PeriodicTask(self._work, failures, pause_s=with_jitter(settings.refresh_interval_s)))
         self._db = db
         self._subscriber = subscriber
         self._core = DirectoryCore(

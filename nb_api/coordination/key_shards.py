@@ -20,7 +20,7 @@ from pubsub_api.errors import Closed, Forked, UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class KeyShards(Closeable):
         """When the thread ends although the database has not answered, unless a run goes on."""
         self._told = (0, 0)
         self._failures = Failures(LOG, f"The key shards {name!r}: the database does not answer")
-        self._log_deferring = SeldomLog(LOG)
+        self._log_deferring = RateLimitedLog(LOG)
         self._thread = threading.Thread(target=self._run, name=f"key-shards-{name}", daemon=True)
         forking.register(self)
 

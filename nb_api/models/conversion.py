@@ -18,7 +18,7 @@ from nb_api.models.declaring import is_pydantic, table_of
 from nb_api.models.unknown_fields import kept
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Mismatches:
         self.count = 0
         self._noted: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
-        self._log = SeldomLog(LOG, level=logging.ERROR)
+        self._log = RateLimitedLog(LOG, level=logging.ERROR)
         forking.register(self)
 
     def after_fork_in_child(self) -> None:

@@ -31,7 +31,7 @@ from nb_api.writing.pacing import Pace
 from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class AfterCommitPublisher:
         self._timeout_s: float = notify_config.PUBLISH_TIMEOUT_S
         self._confirm_interval_s = notify_config.confirm_interval(conf)
         self.counters = AfterCommitCounters()
-        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
+        self._log_refused = RateLimitedLog(LOG, level=logging.ERROR)
         self._is_closed = False
         self._ends_at = math.inf
         """When the thread ends in any case, once this is closed."""

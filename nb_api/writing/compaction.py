@@ -14,7 +14,7 @@ from oslo_config import cfg
 from nb_api.config import GROUP
 from nb_api.db_api import DbApi
 from nb_api.notify_config import COMPACT_INTERVAL_S, TOMBSTONES_KEPT_S
-from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
+from pubsub_api.runtime.periodic import Failures, PeriodicThread, with_jitter
 
 LOG = logging.getLogger(__name__)
 
@@ -49,4 +49,4 @@ class FeedCompactor:
     def threads(self) -> list[PeriodicThread]:
         """What compacts every ``COMPACT_INTERVAL_S``, to be started."""
         failures = Failures(LOG, "Database: cannot be compacted", self.counters)
-        return [PeriodicThread("heliograph-compactor", self.compact, failures, pause_s=dispersed(self._interval_s))]
+        return [PeriodicThread("heliograph-compactor", self.compact, failures, pause_s=with_jitter(self._interval_s))]

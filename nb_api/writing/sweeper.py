@@ -22,8 +22,8 @@ from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import NotPermitted
-from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.periodic import Failures, PeriodicThread, with_jitter
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class OutboxSweeper:
         self.counters = SweepCounters()
         self.refused: dict[int, PublishRefusal] = {}
         """By revision: what the newest sweep could not publish, the oldest of it."""
-        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
+        self._log_refused = RateLimitedLog(LOG, level=logging.ERROR)
 
     def sweep(self) -> int:
         """Publish and confirm everything that is old enough; returns how many changes that were.
@@ -115,4 +115,4 @@ class OutboxSweeper:
     def thread(self) -> PeriodicThread:
         """What sweeps every ``SWEEP_INTERVAL_S``, to be started."""
         failures = Failures(LOG, "Outbox: cannot be swept", self.counters)
-        return PeriodicThread("heliograph-sweeper", self.sweep, failures, pause_s=dispersed(self._interval_s))
+        return PeriodicThread("heliograph-sweeper", self.sweep, failures, pause_s=with_jitter(self._interval_s))

@@ -28,7 +28,7 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.errors import HeliographError, LimitReached
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class TableWatcher:
         self.refused: dict[int, PublishRefusal] = {}
         """By revision, what cannot be published; what was tried longest ago comes first."""
         self._retry_at = 0.0
-        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
+        self._log_refused = RateLimitedLog(LOG, level=logging.ERROR)
 
     def thread(self) -> PeriodicThread:
         """What follows, from where the last one came to, to be started; the one before must have ended."""

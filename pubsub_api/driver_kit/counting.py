@@ -1,6 +1,7 @@
-"""Numbers that a driver keeps: of what it dropped, refused or did again, and of how often something is needed.
+"""Numbers that a driver keeps.
 
-The former are what ``counters`` of the two ends returns, and so part of the statistics and metrics of the session.
+`Tally` counts what it dropped, refused or repeated: ``counters`` of both ends return it, so it is a part of the
+statistics and metrics of the session.  `UseCounts` counts how many filters need a name.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ class Tally:
         self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count something.  Raises KeyError when the name is not among those that the tally was made with."""
+        """Add to a number.  Raises KeyError for a name that the constructor was not given."""
         with self._lock:
             self._counts[name] += count
 
     def counts(self) -> dict[str, int]:
-        """All of them as they are now.  Takes no lock, which after a fork might never be free again."""
+        """Name -> number, now.  Takes no lock: in a forked child it might never be released."""
         return self._counts.copy()
 
 
 def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of numbers that have the same name."""
+    """Name -> the sum of all numbers of that name."""
     sums: dict[str, int] = {}
     for part in parts:
         for name, count in part.items():
@@ -42,7 +43,7 @@ def total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 class UseCounts(Generic[_Name]):
-    """How many filters need each name that the transport subscribes to: filters that overlap may need the same.
+    """How many filters need each name that the transport subscribes to: overlapping filters may need the same name.
 
     Not thread-safe.
     """
@@ -51,11 +52,11 @@ class UseCounts(Generic[_Name]):
         self._counts: Counter[_Name] = Counter()
 
     def __iter__(self) -> Iterator[_Name]:
-        """Those that are needed."""
+        """The names that are needed."""
         return iter(self._counts)
 
     def add(self, names: Iterable[_Name]) -> list[_Name]:
-        """Count a use of each; returns those that were not needed before."""
+        """Count one more use of each name.  Returns the names that were not needed before."""
         fresh = []
         for name in names:
             self._counts[name] += 1
@@ -64,7 +65,7 @@ class UseCounts(Generic[_Name]):
         return fresh
 
     def remove(self, names: Iterable[_Name]) -> list[_Name]:
-        """Count off a use of each; returns those that are not needed any more."""
+        """Count one use less of each name.  Returns the names that are not needed any more."""
         unused = []
         for name in names:
             self._counts[name] -= 1
@@ -74,5 +75,5 @@ class UseCounts(Generic[_Name]):
         return unused
 
     def forget(self, name: _Name) -> None:
-        """It has no use any more, whatever was counted."""
+        """Remove the name, however often it is used."""
         self._counts.pop(name, None)

@@ -1,7 +1,7 @@
-"""The two ends of a driver, without the transport: what is registered, what wrong use is refused, what was counted.
+"""Base classes of the two ends of a driver.  They remember what is registered, refuse wrong use, and count.
 
-A driver derives its ends from these classes and fills in the methods that begin with an underscore.  None of those is
-called in a forked child, or after ``close``, except ``_close`` itself.
+A driver derives its ends from them and implements the abstract methods, whose names begin with an underscore.  None of
+these is called in a forked child, or after ``close``, except ``_close`` itself.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pubsub_api.errors import Closed, UsageError
 from pubsub_api.runtime.forking import ForkGuard
 
 Lock = contextlib.AbstractContextManager[object]
-"""A ``threading.Lock``, or another that the driver shares with an end."""
+"""A ``threading.Lock``, or another lock that the driver shares with an end."""
 
 
 class ProcessGuard(Protocol):
-    """Which processes may use an end: a `pubsub_api.runtime.forking.ForkGuard`, or one of the driver's own."""
+    """Which processes may use an end: a `pubsub_api.runtime.forking.ForkGuard`, or a class of the driver."""
 
     @property
     def is_child(self) -> bool:
-        """This process was forked from one that had opened handles, which it must leave alone."""
+        """This process was forked from one that had opened handles, so it must not use them."""
 
     def check(self) -> None:
         """Raises Forked where ``is_child``."""
 
 
 class _DriverEnd(abc.ABC):
-    """What both ends share.  ``lock`` guards the attributes of an end, and a driver may use it for its own."""
+    """What both ends share.  ``lock`` guards the attributes of an end; a driver may use it for its own attributes."""
 
     def __init__(self, what: str, tally: Tally | None, guard: ProcessGuard | None, lock: Lock | None) -> None:
         self._tally = tally or Tally()
@@ -56,8 +56,8 @@ class _DriverEnd(abc.ABC):
 
     @abc.abstractmethod
     def _close(self) -> None:
-        """Release everything and wait for every thread but the calling one.  Called again by each further ``close``,
-        also where nothing was opened; without the lock."""
+        """Release everything and wait for every thread but the calling one.  Called without the lock by each ``close``:
+        also again, and also when nothing was opened."""
 
     def _check_usable(self) -> None:
         """Raises Forked and Closed."""
@@ -71,15 +71,15 @@ class _DriverEnd(abc.ABC):
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Hold the lock of an end that is usable.  Raises Forked and Closed."""
-        self._guard.check()  # before the lock, which in a child might never be free
+        """Hold the lock while the end is used.  Raises Forked and Closed."""
+        self._guard.check()  # before the lock, which might never be released in a child
         with self._lock:
             self._check_usable()
             yield
 
 
 class DriverPublisher(_DriverEnd, PublisherApi):
-    """The sending end.  ``_address`` is the one that subscribers should use; ``_open`` may learn another."""
+    """The sending end.  ``_address`` is the one that subscribers should use; ``_open`` may change it."""
 
     def __init__(
         self, address: str, tally: Tally | None = None, *, guard: ProcessGuard | None = None, lock: Lock | None = None
@@ -127,18 +127,20 @@ class DriverPublisher(_DriverEnd, PublisherApi):
 
     @abc.abstractmethod
     def _open(self, report: PublisherReport) -> None:
-        """Bind or connect, as `PublisherApi.initialize` says.  Without the lock.  What raises leaves nothing open."""
+        """Bind or connect, as `PublisherApi.initialize` says.  Called without the lock.  Leaves nothing open when it
+        raises."""
 
     @abc.abstractmethod
     def _serve(self, handler: GuardedHandler) -> None:
-        """Begin to answer queries, as `PublisherApi.serve` says.  Without the lock."""
+        """Begin to answer queries, as `PublisherApi.serve` says.  Called without the lock."""
 
 
 class DriverSubscriber(_DriverEnd, SubscriberApi):
-    """The receiving end.  It remembers filters and addresses, and tells the driver of each change while it runs.
+    """The receiving end.  It remembers filters and addresses, and passes them to the driver once it runs.
 
-    ``_open`` is called first, then ``_add_filter`` for every filter and ``_add_link`` for every address that is
-    registered, and from then on at each change.  All of them, and the two that remove, are called under the lock.
+    ``daemonize`` calls ``_open``, then ``_add_filter`` for every registered filter, then ``_add_link`` for every
+    registered address.  From then on each change calls one of them, or ``_remove_filter`` or ``_remove_link``.  All of
+    these are called under the lock.
     """
 
     def __init__(
@@ -223,7 +225,7 @@ class DriverSubscriber(_DriverEnd, SubscriberApi):
 
     @abc.abstractmethod
     def _is_alive(self) -> bool:
-        """Whether the threads live that ``_open`` and ``_add_link`` started.  Without the lock."""
+        """Whether the threads that ``_open`` and ``_add_link`` started are alive.  Called without the lock."""
 
     @abc.abstractmethod
     def _add_filter(self, topic_filter: str) -> None:
@@ -235,8 +237,8 @@ class DriverSubscriber(_DriverEnd, SubscriberApi):
 
     @abc.abstractmethod
     def _add_link(self, address: str) -> None:
-        """Connect, and subscribe to all that ``_add_filter`` has brought.  Does not wait."""
+        """Connect, and subscribe to all filters that were added.  Does not block."""
 
     @abc.abstractmethod
     def _remove_link(self, address: str) -> None:
-        """Disconnect, and report `Disconnected` when the link was up.  Does not wait for a thread."""
+        """Disconnect, and report `Disconnected` if the link was up.  Does not wait for a thread."""

@@ -1,9 +1,9 @@
-"""A receiver and a query handler that never raise, for drivers to hold in place of those they were given.
+"""A receiver and a query handler that never raise: a driver uses them in place of those that it was given.
 
-The contract forbids both to raise.  When one does so all the same, a driver must neither die of it, which would be
-silence, nor hide it: the exception is logged with its traceback and counted, and the driver goes on with what comes
-next.  What the call brought is lost to the receiver, unless its own numbers tell; a query stays unanswered, or its
-answer ends early, and the asker asks again.
+The contract forbids both to raise.  If one does, a driver must neither stop, which would be silence, nor hide it: the
+exception is logged with its traceback and counted, and the driver goes on.  The receiver has lost what it was given,
+unless it finds out by its own numbers.  The query stays unanswered, or its answer ends early, and the subscriber asks
+again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ LOG = logging.getLogger(__name__)
 
 
 class GuardedReceiver:
-    """See the module's description.  As a `Receiver`, and as a `LendingReceiver` where ``lends`` is true."""
+    """See the module's description.  A `Receiver`, and a `LendingReceiver` where ``can_borrow`` is true."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._lender = receiver if isinstance(receiver, LendingReceiver) else None
-        self.lends = self._lender is not None
-        """The receiver can use the driver's own thread.  Otherwise `on_frames_lent` is `on_frames`."""
+        self._borrower = receiver if isinstance(receiver, LendingReceiver) else None
+        self.can_borrow = self._borrower is not None
+        """The receiver can use a thread that the driver lends.  Otherwise `on_frames_lent` does what `on_frames` does.
+        """
         self._lock = threading.Lock()
         self.errors = 0
         """Calls in which the receiver raised."""
@@ -46,8 +47,8 @@ class GuardedReceiver:
             self._count()
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
-        """As the receiver's own, which may have had the thread replaced before it raised: the answer says so."""
-        if self._lender is None:
+        """As that of the receiver.  True also when the receiver has replaced the thread and raised after that."""
+        if self._borrower is None:
             self.on_frames(frames)
             return False
         is_relieved = False
@@ -58,23 +59,22 @@ class GuardedReceiver:
             is_relieved = True
 
         try:
-            return self._lender.on_frames_lent(frames, note_relief)
+            return self._borrower.on_frames_lent(frames, note_relief)
         except Exception:
             LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
             self._count()
             return is_relieved
 
     def _count(self) -> None:
-        """Two threads of a driver may come here at once, where one of them is lent."""
-        with self._lock:
+        with self._lock:  # while a thread is lent, another thread of the driver may call, too
             self.errors += 1
 
 
 class GuardedHandler:
-    """See the module's description.  As a `QueryHandler`.
+    """See the module's description.  A `QueryHandler`.
 
-    Nothing is asked of the handler before the driver begins to take the replies, so that an exception of either is
-    caught here, and one of the driver, which cannot send a reply, is not.
+    The handler is called when the driver takes the first reply.  So an exception of the handler is caught here, whether
+    it raises at once or between two replies; an exception of the driver, which cannot send a reply, is not.
     """
 
     def __init__(self, handler: QueryHandler) -> None:

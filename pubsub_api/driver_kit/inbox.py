@@ -1,11 +1,11 @@
 """The bounded queue between the threads that receive and the one that calls the receiver.  For drivers to use.
 
-A driver needs one where a thread that receives must not wait for the receiver: one of a foreign library, or one that
-serves several links.  A driver that does not need it calls the receiver itself.
+A driver needs it where a thread that receives must not wait for the receiver: a thread of a foreign library, or a
+thread that serves several links.  Other drivers call the receiver directly.
 
-A thread of the driver's own that brings frames while nothing waits, and no other is calling, may call the receiver
-itself, and lends itself with that: a lone frame is spared the way through the queue to another thread.  Where there is
-no such thread, the one that empties the queue lends itself for a lone frame.
+A thread that belongs to the driver may call the receiver itself while the queue is empty and no other thread calls
+(`Inbox.pass_frames`).  It is lent to the receiver then, and a lone frame is spared the way through the queue.  The
+thread that empties the queue is lent in the same way when it finds a lone frame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 
 ITEM_BYTES = 64
-"""What a frame in memory costs beside its bytes."""
+"""Memory that a frame needs besides its bytes."""
 
 
 class Foreign(NamedTuple):
@@ -35,16 +35,16 @@ class Foreign(NamedTuple):
 
 
 Item = list[bytes] | Foreign | LinkReport
-"""A list is a run of frames."""
+"""A list has frames that follow each other."""
 
 
 class Inbox:
-    """Takes from any thread without ever blocking it, and calls the receiver from one thread at a time, in order.
+    """Accepts items from any thread without blocking, and calls the receiver in order, from one thread at a time.
 
-    What is beyond ``bytes_max`` is dropped and counted, and the numbers of the frames show the loss.  A driver that can
-    make the other side wait gives ``on_room`` instead: then nothing is dropped, it brings no more while `has_room` is
-    False, and is called, by the thread that calls the receiver, when there is room again.  Link reports always find
-    room.
+    Items beyond ``bytes_max`` are dropped and counted, and the numbers of the frames show the loss.  A driver that can
+    make the other side wait gives ``on_room``: then nothing is dropped.  Such a driver must bring nothing while
+    `has_room` is False; when there is room again, the thread that calls the receiver calls ``on_room``.  Link reports
+    are always accepted.
     """
 
     def __init__(self, bytes_max: int, *, name: str, on_room: Callable[[], None] | None = None) -> None:
@@ -54,18 +54,20 @@ class Inbox:
         self._on_room = on_room
         self._bytes = 0
         self._items: deque[tuple[Item, int]] = deque()
-        self._lock = threading.RLock()  # entered as it is: a condition's own entering is Python, twice per lone frame
-        self._news = threading.Condition(self._lock)
+        """Each with its size."""
+        # Entered directly in the hot path: `with` a condition is Python code, and a lone frame would do it twice.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.dropped = 0
         """Frames and other messages dropped so far.  May be read from any thread."""
-        self._dropped_frames = 0
-        """Those since the receiver fell behind, to be logged when it has caught up."""
-        self._dropped_bytes = 0
+        self._dropped_since_full = 0
+        """Frames and other messages dropped since the queue was full for the first time, until it is empty again."""
+        self._dropped_bytes_since_full = 0
         self._is_closed = False
         self._thread: ReplaceableThread | None = None
         self._receiver: GuardedReceiver | None = None
         self._is_calling = False
-        """A thread calls the receiver, and no other may."""
+        """A thread calls the receiver, so no other thread may."""
 
     @property
     def is_running(self) -> bool:
@@ -83,7 +85,7 @@ class Inbox:
         self._thread = thread
 
     def put_frames(self, frames: list[bytes]) -> None:
-        """The list is the inbox's from now on."""
+        """The caller must not change the list any more."""
         if frames:
             self._put(frames, sum(map(len, frames)) + ITEM_BYTES * len(frames), len(frames))
 
@@ -94,45 +96,46 @@ class Inbox:
         self._put(report, 0, 0)
 
     def pass_frames(self, frames: list[bytes], relieve: Callable[[], None]) -> bool:
-        """As `put_frames`, for a thread that may call the receiver, and may be used by it for as long as it likes.
+        """As `put_frames`, for a thread that may be lent to the receiver for as long as a callback lasts.
 
-        ``relieve`` has another thread go on with what this one does; True says that it was called.
+        ``relieve`` starts another thread that goes on in place of this one.  Returns True when it was called.
         """
         receiver = self._receiver
-        if not frames or receiver is None or not receiver.lends or not self._begin_call():
+        if not frames or receiver is None or not receiver.can_borrow or not self._begin_call():
             self.put_frames(frames)
             return False
         return self._lend(receiver, frames, relieve, 0)
 
     def _lend(self, receiver: GuardedReceiver, frames: list[bytes], relieve: Callable[[], None], size: int) -> bool:
-        """Call the receiver, which is reserved, and lend the thread; it is free again after that, or once relieved."""
+        """Call the receiver, after `_begin_call`, with this thread lent.  Other threads may call it again when the call
+        has returned, or once ``relieve`` was called."""
         is_relieved = False
 
-        def let_go() -> None:
+        def relieve_and_end_call() -> None:
             nonlocal is_relieved
             relieve()
             is_relieved = True
             self._end_call(size)
 
-        receiver.on_frames_lent(frames, let_go)
+        receiver.on_frames_lent(frames, relieve_and_end_call)
         if not is_relieved:
             self._end_call(size)
         return is_relieved
 
     def close(self) -> None:
-        """Discard what waits.  No call to the receiver begins after this; one that is running is not waited for."""
-        with self._news:
+        """Discard all items.  No call to the receiver begins any more; a running call is not waited for."""
+        with self._changed:
             self._is_closed = True
             self._items.clear()
-            self._news.notify()
+            self._changed.notify()
 
     def join(self) -> None:
-        """Wait for the call that is running, unless this is called by it."""
+        """Block until the running call to the receiver has returned, unless that call calls this."""
         if self._thread is not None:
             self._thread.join()
 
     def _begin_call(self) -> bool:
-        """Reserve the receiver for this thread; False when another calls it, or something waits to be told first."""
+        """Reserve the receiver for this thread; False when another thread calls it, or items wait."""
         with self._lock:
             if self._is_calling or self._items or self._is_closed:
                 return False
@@ -146,23 +149,23 @@ class Inbox:
             self._bytes += size
             self._items.append((item, size))
             if len(self._items) == 1 and not self._is_calling:
-                self._news.notify()
+                self._changed.notify()
 
     def _drops(self, size: int, count: int) -> bool:
-        """Whether there is no room for something of that size; one thing is taken always, however large."""
+        """Whether there is no room for an item of that size.  An empty queue accepts one of any size."""
         if self._on_room is not None or not self._bytes or self._bytes + size <= self._bytes_max:
             return False
-        if not self._dropped_frames:
+        if not self._dropped_since_full:
             LOG.warning("the receiver is too slow: %d bytes wait for it, frames are dropped", self._bytes)
         self.dropped += count
-        self._dropped_frames += count
-        self._dropped_bytes += size
+        self._dropped_since_full += count
+        self._dropped_bytes_since_full += size
         return True
 
     def _run(self, receiver: GuardedReceiver, relieve: Callable[[], None]) -> None:
         while items := self._take():
             size = sum(size for _, size in items)
-            lone = items[0][0] if len(items) == 1 and receiver.lends and not self._is_closed else None
+            lone = items[0][0] if len(items) == 1 and receiver.can_borrow and not self._is_closed else None
             if isinstance(lone, list):
                 if self._lend(receiver, lone, relieve, size):
                     return
@@ -174,36 +177,36 @@ class Inbox:
             self._end_call(size)
 
     def _take(self) -> list[tuple[Item, int]]:
-        """Everything that waits, with the receiver reserved; nothing when the inbox is closed."""
-        with self._news:
-            self._news.wait_for(lambda: (self._items and not self._is_calling) or self._is_closed)
+        """Wait for items, reserve the receiver and return all of them; nothing when the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._items and not self._is_calling) or self._is_closed)
             items = list(self._items)
             self._is_calling = True
             self._items.clear()
             return items
 
     def _end_call(self, size: int) -> None:
-        """The receiver is done with that much, which counted until now: else twice the bound could be in memory."""
+        """The receiver has handled items of that size.  They count until now: the memory bound includes them."""
         with self._lock:
             had_room = self.has_room
             self._is_calling = False
             self._bytes -= size
             if self._items:
-                self._news.notify()
-            elif self._dropped_frames:
+                self._changed.notify()
+            elif self._dropped_since_full:
                 LOG.warning(
                     "the receiver caught up; %d frames of %d bytes were dropped meanwhile",
-                    self._dropped_frames,
-                    self._dropped_bytes,
+                    self._dropped_since_full,
+                    self._dropped_bytes_since_full,
                 )
-                self._dropped_frames = self._dropped_bytes = 0
-            has_room = self.has_room and not had_room
-        if has_room and self._on_room is not None:
+                self._dropped_since_full = self._dropped_bytes_since_full = 0
+            has_room_again = self.has_room and not had_room
+        if has_room_again and self._on_room is not None:
             self._on_room()
 
 
 def _join_runs(items: Sequence[Item]) -> list[Item]:
-    """One list of frames where several follow each other: the receiver's cost is per call."""
+    """The items, with lists of frames that follow each other joined: each call of the receiver has a cost."""
     joined: list[Item] = []
     for item in items:
         if isinstance(item, list) and joined and isinstance(joined[-1], list):

@@ -1,4 +1,4 @@
-"""Threads of a driver: waiting for their end, and the one that is replaced while the receiver uses it."""
+"""Threads of a driver: waiting for their end, and replacing one that is lent to the receiver."""
 
 from __future__ import annotations
 
@@ -13,41 +13,45 @@ LOG = logging.getLogger(__name__)
 
 
 def join_thread(thread: threading.Thread | None, timeout_s: float | None = None) -> None:
-    """Wait until a thread has ended, unless it is the calling one or never began.  Logs one that outlasts the time."""
+    """Block until a thread has ended, unless it is the calling one or was never started.
+
+    Logs a warning when it has not ended after ``timeout_s``.
+    """
     if thread is None or thread.ident is None or thread is threading.current_thread():
         return
     thread.join(timeout_s)
     if thread.is_alive():
         LOG.warning(
-            "thread %s does not end: a callback, the name resolution or the transport's library blocks it", thread.name
+            "thread %s does not end: a callback, name resolution or the library of the transport blocks it", thread.name
         )
 
 
-def _nothing() -> None:
-    """What remains to be run when all is over."""
+def _do_nothing() -> None:
+    pass
 
 
 class ReplaceableThread:
-    """A thread that has a connection and may be lent to a `LendingReceiver`, with `replace` as its ``relieve``.
+    """A thread that owns a connection and may be lent to a `LendingReceiver`, with `replace` as ``relieve``.
 
-    ``run`` is the body of the first thread and of each that replaces it.  It must return, and leave the connection
-    alone, when `is_owner` has become False: then a successor uses the connection.
+    ``run`` is the body of the first thread and of each that replaces it.  Once `is_owner` is False, another thread uses
+    the connection: ``run`` must not use it any more, and return.
     """
 
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self._name = name
         self._run = run
         self._threads = [self._new_thread()]
-        """The last one is the owner; the others were replaced and end when the receiver lets them go."""
+        """The last one is the owner; the others were replaced, and end when the receiver has returned."""
 
     def start(self) -> None:
         """Raises LimitReached."""
         start_thread(self._threads[0])
 
     def replace(self) -> None:
-        """Go on in a new thread.  Call it while the owner is lent, so that nothing uses the connection.
+        """Start a new thread, which becomes the owner.  Call it only while the owner is lent: it must not use the
+        connection meanwhile.
 
-        Raises LimitReached; then the present thread stays the owner.
+        Raises LimitReached; then the owner stays the same.
         """
         successor = self._new_thread()
         former = self._threads
@@ -60,17 +64,17 @@ class ReplaceableThread:
 
     @property
     def owner(self) -> threading.Thread:
-        """The one that has not been replaced."""
+        """The thread that has not been replaced."""
         return self._threads[-1]
 
     @property
     def is_owner(self) -> bool:
-        """Whether the calling thread has not been replaced."""
+        """Whether the calling thread is the owner."""
         return self.owner is threading.current_thread()
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is one of these, replaced or not."""
+        """Whether the calling thread is the owner or one that was replaced."""
         return threading.current_thread() in self._threads
 
     @property
@@ -79,17 +83,17 @@ class ReplaceableThread:
 
     @property
     def is_alive(self) -> bool:
-        return self._threads[-1].is_alive()
+        return self.owner.is_alive()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until every thread has ended, except the calling one, for ``timeout_s`` each."""
-        waited: set[threading.Thread] = set()
-        while rest := [thread for thread in self._threads if thread not in waited]:  # one more may come meanwhile
+        """Block until every thread except the calling one has ended, for at most ``timeout_s`` each."""
+        joined: set[threading.Thread] = set()
+        while rest := [thread for thread in self._threads if thread not in joined]:  # `replace` may add one meanwhile
             join_thread(rest[0], timeout_s)
-            waited.add(rest[0])
-        if self.has_started and not any(thread.is_alive() for thread in waited):
-            # It refers to the connection, which refers to us: a circle would keep the handles of a foreign library.
-            self._run = _nothing
+            joined.add(rest[0])
+        if self.has_started and not any(thread.is_alive() for thread in joined):
+            # It refers to the connection, which refers to this object: the cycle would keep foreign handles alive.
+            self._run = _do_nothing
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -57,7 +57,7 @@ from pubsub_api.publishing.statistics import FrameCacheStatistics, PublisherStat
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Publisher(Closeable):
         self._is_closed = False
         self._must_reopen = False
         self._opening = threading.Lock()
-        self._log_bad_query = SeldomLog(LOG)
+        self._log_bad_query = RateLimitedLog(LOG)
         self._open(self._name, predecessor, guid)
         forking.register(self)
 

@@ -9,7 +9,7 @@ from collections import deque
 from pubsub_api.core.errors import DriverError, NotPermitted
 from pubsub_api.core.sending.publisher import Outgoing, PublisherCore
 from pubsub_api.driver import PublisherApi, SendRefused
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class FrameSender:
         self._refusals: deque[SendRefused] = deque()
         """What the driver has reported and the core does not know yet."""
         self._not_permitted: NotPermitted | None = None
-        self._log_refusal = SeldomLog(LOG)
+        self._log_refusal = RateLimitedLog(LOG)
 
     def send(self, out: list[Outgoing]) -> None:
         """Send frames.  Never raises: those that the transport does not take are in the cache, for repair."""

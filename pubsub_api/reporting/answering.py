@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pubsub_api.core.errors import LimitReached
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class AnsweringServer(Closeable):
         self._places = threading.BoundedSemaphore(askers_max)
         self._answer_s = answer_s
         self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
-        self._log = SeldomLog(LOG)
+        self._log = RateLimitedLog(LOG)
         listener.setblocking(True)
         try:
             start_thread(self._thread)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pubsub_api.core.errors import Closed
 from pubsub_api.reporting.families import Family, Reading, gather
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:
     from pubsub_api.session import Session
@@ -53,7 +53,7 @@ class ProcessReport:
         self._sources: dict[int, Read] = {}
         self._checks: dict[int, tuple[str, Check, bool]] = {}
         self._source_failures = 0
-        self._log = SeldomLog(LOG)
+        self._log = RateLimitedLog(LOG)
 
     # -- what is told
 

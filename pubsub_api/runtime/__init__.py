@@ -1,4 +1,4 @@
-"""Plumbing that every package needs, written once: threads that repeat, back-off, waking, forks, private files.
+"""Plumbing that every package needs, written once: periodic threads, back-off, waking, forks, private files.
 
-Nothing here knows events, topics or databases.  For drivers to use, too.
+Nothing here knows events, topics or databases.  Drivers may use it, too.
 """

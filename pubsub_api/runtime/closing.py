@@ -1,4 +1,4 @@
-"""``with`` and ``async with`` for what has to be closed."""
+"""Base classes of objects that must be closed: they add ``with`` or ``async with`` to ``close``."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ A = TypeVar("A", bound="AsyncCloseable")
 
 
 class Closeable(abc.ABC):
-    """Leaving the ``with`` block closes it, also when the block failed; an error goes on its way."""
+    """Leaving the ``with`` block closes the object, also after an exception, which is raised further."""
 
     _is_closed: bool
     _is_inherited: bool
 
     @property
     def is_closed(self) -> bool:
-        """`close` was called; it may not have returned yet."""
+        """True as soon as `close` is called, even before it returns."""
         return self._is_closed
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of everything.  Calling it again does nothing."""
+        """Release everything.  Idempotent."""
 
     def __repr__(self) -> str:
         about = self._about()
         return f"<{type(self).__name__}{about and ' '}{about}{self._state()}>"
 
     def _about(self) -> str:
-        """What tells it from others: an address, a name.  Never waits."""
+        """What distinguishes this object from others of its class, such as an address or a name.  Does not block."""
         return ""
 
     def _state(self) -> str:
         if getattr(self, "_is_inherited", False):
             return " inherited"
-        is_closed = getattr(self, "_is_closed", None)  # some do not keep it, and some are not made yet
+        is_closed = getattr(self, "_is_closed", None)  # missing in some classes, and before __init__ has set it
         return "" if is_closed is None else " closed" if is_closed else " open"
 
     def __enter__(self: C) -> C:
@@ -53,7 +53,7 @@ class AsyncCloseable(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Let go of everything.  Calling it again does nothing."""
+        """Release everything.  Idempotent."""
 
     async def __aenter__(self: A) -> A:
         return self

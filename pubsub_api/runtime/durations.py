@@ -1,4 +1,4 @@
-"""How long things take, counted by classes of time: what `pubsub_api.reporting` tells as a histogram."""
+"""Durations counted in classes, which `pubsub_api.reporting` exposes as histograms."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 from bisect import bisect_left
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Upper bounds of the classes, from a lone change on a quiet machine to a database that is away; one more class has the
-rest."""
+"""Upper bounds of the classes: from one change on an idle machine to a database that cannot be reached.  Longer
+durations are in one more class."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DurationHistogram:
-    """What was counted: ``counts`` has one number for each of `BOUNDS_S`, and one for what took longer."""
+    """Counted durations: ``counts`` has one number for each of `BOUNDS_S`, and one for longer durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     sum_s: float = 0.0
@@ -22,17 +22,17 @@ class DurationHistogram:
         return sum(self.counts)
 
     def at_most(self, share: float) -> float:
-        """The bound of the class in which this share of all ends: `at_most(0.99)` is about the 99th percentile."""
-        wanted, found = share * self.count, 0
+        """The bound below which this share of all durations lies: `at_most(0.99)` is about the 99th percentile."""
+        cumulative = 0
         for bound_s, count in zip(BOUNDS_S, self.counts, strict=False):
-            found += count
-            if found >= wanted:
+            cumulative += count
+            if cumulative >= share * self.count:
                 return bound_s
         return float("inf")
 
 
 class DurationCounter:
-    """Counts durations.  Not locked: of two threads that count at the same moment, one may count in vain."""
+    """Counts durations.  Has no lock: when two threads add at the same time, one addition may be lost."""
 
     __slots__ = ("_counts", "_sum_s")
 

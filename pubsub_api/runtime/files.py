@@ -1,14 +1,14 @@
 """Files that only this user may read or replace: the one place that makes and opens them.
 
-What Heliograph keeps (journals, locks, stores, databases, segments, snapshots, sockets) holds everything that was ever
-published, and a user who can replace such a file can make a service believe anything.  So, wherever a file is made:
+The files of Heliograph (journals, locks, stores, databases, segments, snapshots, sockets) hold everything that was ever
+published.  Another user that could replace such a file could give false data to a service.  So, for every file:
 
-* it gets its mode when it is made, whatever the umask says: 0600, or 0640 where the group is meant to read it;
+* it gets its mode when it is made, independent of the umask: 0600, or 0640 where its group may read it;
 * a symbolic link in its place is refused, and so is a file of another user;
-* its directory must not let other users replace files: one that everybody may write without the sticky bit, or that
-  belongs to another user (root excepted), is refused.
+* its directory must not let other users replace files: a directory that all users may write and that has no sticky bit
+  is refused, and so is a directory of another user, except root.
 
-A directory that its group may write is accepted: the members of the group are the administrator's choice.
+A directory that its group may write is accepted: the administrator chooses the members of the group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pubsub_api.errors import UnsafeFile
 
 PRIVATE = 0o600
 GROUP_READS = 0o640
-"""For files that other programs of the same group are meant to read, such as Parquet files."""
+"""For files that programs of the same group may read, such as Parquet files."""
 _DIRECTORY_MODES = {PRIVATE: 0o700, GROUP_READS: 0o750}
 _TOO_OPEN = {PRIVATE: 0o077, GROUP_READS: 0o027}
 _BLOCK_BYTES = 1 << 20
@@ -31,7 +31,7 @@ Path = str | os.PathLike[str]
 
 
 def make_directory(path: Path, *, mode: int = PRIVATE) -> pathlib.Path:
-    """Make a directory for files of that mode, parents included, when it is missing; check it when it is there.
+    """Make a directory for files of that mode, with its parents, if it is missing; then `check_directory`.
 
     Raises UnsafeFile, and OSError when it cannot be made.
     """
@@ -49,27 +49,27 @@ def check_directory(path: Path) -> None:
     check_not_open_to_all(path)
     if found.st_uid not in (os.geteuid(), 0):
         raise UnsafeFile(
-            f"the directory {path} belongs to user {found.st_uid}, who could replace the files in it: use one that "
-            f"belongs to user {os.geteuid()}"
+            f"the directory {path} belongs to user {found.st_uid}, which could replace the files in it: use a "
+            f"directory that belongs to user {os.geteuid()}"
         )
 
 
 def check_not_open_to_all(path: Path) -> None:
-    """Raises UnsafeFile when everybody may write the directory and remove the files of others in it."""
+    """Raises UnsafeFile when all users may write the directory and remove files of other users there."""
     mode = os.stat(path).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise UnsafeFile(f"everybody may replace files in the directory {path}: chmod o-w it")
+        raise UnsafeFile(f"all users may replace files in the directory {path}: chmod o-w it")
 
 
 def open_private(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
-    """A descriptor of the file, as ``os.open`` gives it; not for SQLite files (`make_private`).
+    """Open the file as ``os.open`` does and return its descriptor.  Not for SQLite files: see `make_private`.
 
-    An older file of ours that is open to more users than ``mode`` says is closed to them.  Raises UnsafeFile, and
-    OSError.
+    If this user owns the file and its mode permits more than ``mode``, its mode is changed to ``mode``.  Raises
+    UnsafeFile, and OSError.
     """
     check_directory(pathlib.Path(path).parent)
     try:
-        # Cut only after the look at it; and not to wait for the other end of a pipe.
+        # O_TRUNC would truncate a file before it is checked.  O_NONBLOCK: a pipe in its place must not block the open.
         descriptor = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -89,11 +89,11 @@ def open_private(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
 
 
 def make_private(path: Path, *, mode: int = PRIVATE, may_be_shared: bool = False) -> None:
-    """Make an empty file when it is missing, for a library to open by its name.
+    """Make an empty file if it is missing, and check it, for a library that opens it by its name.
 
-    The file is never opened here: to close any descriptor of an SQLite file releases all locks that this process has on
-    it.  An older file of ours that is open to more users than ``mode`` says is closed to them, unless it
-    ``may_be_shared``.  Root may use a file of another user in that user's directory.  Raises UnsafeFile, and OSError.
+    The file is never opened here: closing any descriptor of an SQLite file releases all locks of this process on it.
+    If this user owns the file and its mode permits more than ``mode``, its mode is changed, unless ``may_be_shared``.
+    Root may use a file of another user in that user's directory.  Raises UnsafeFile, and OSError.
     """
     parent = pathlib.Path(path).parent
     check_not_open_to_all(parent)
@@ -113,7 +113,7 @@ def make_private(path: Path, *, mode: int = PRIVATE, may_be_shared: bool = False
 
 
 def replace_private(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
-    """Write a file, durably: it appears whole or not at all.  Raises UnsafeFile, and OSError."""
+    """Write a file durably and atomically: it is there complete, or not at all.  Raises UnsafeFile, and OSError."""
     final = pathlib.Path(path)
     new = final.with_name(f"{final.name}.new")
     descriptor = open_private(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=mode)
@@ -131,10 +131,10 @@ def read_private(path: Path) -> bytes:
 
 
 def identity_of(path: Path | int) -> tuple[int, int]:
-    """Device and inode of the file that the path leads to now, or that a descriptor has open.  Raises OSError.
+    """Device and inode of the file at this path now, or of an open descriptor.  Raises OSError.
 
-    A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there: who
-    keeps one open compares this with what it was.
+    A process that has a file open does not notice that the file was removed or replaced, and no other process sees
+    what it writes from then on.  So a process that keeps a file open compares the identities of both.
     """
     found = os.stat(path)
     return found.st_dev, found.st_ino
@@ -142,10 +142,8 @@ def identity_of(path: Path | int) -> tuple[int, int]:
 
 def _make(path: Path, mode: int) -> None:
     try:
-        # A process that is faster makes the same file with the same mode; a link or a stranger's file is not taken for
-        # it.
         os.mknod(path, stat.S_IFREG | mode)
-    except FileExistsError:
+    except FileExistsError:  # another process was faster: check that its file is the same
         found = os.lstat(path)
         if stat.S_ISLNK(found.st_mode):
             raise UnsafeFile(f"{path} is a symbolic link; it was not followed") from None
@@ -156,6 +154,6 @@ def _check_file(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise UnsafeFile(f"{path} is no regular file")
     if found.st_uid not in (os.geteuid(), 0):
-        raise UnsafeFile(f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this")
+        raise UnsafeFile(f"{path} belongs to user {found.st_uid}, and this process is run by user {os.geteuid()}")
     if found.st_uid != os.geteuid() and found.st_mode & stat.S_IWOTH:
-        raise UnsafeFile(f"everybody may write {path}")
+        raise UnsafeFile(f"all users may write {path}")

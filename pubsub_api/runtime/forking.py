@@ -1,7 +1,7 @@
-"""What happens to handles in a forked child: they are set aside, never touched, never closed.
+"""What happens to handles in a forked child: they are kept, and neither used nor closed.
 
-A socket, a thread or a foreign runtime that the parent owns must not be used by the child, and closing it there could
-disturb the parent.  Objects register here; in the child each is told once to let go of what it inherited.
+A child must not use a socket, a thread or a foreign runtime that the parent owns, and closing it in the child could
+disturb the parent.  Objects register here, and `after_fork_in_child` of each is called once in a child.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Forkable(Protocol):
 
 _registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _set_aside: list[object] = []
-"""Inherited handles.  Referenced for ever, so that garbage collection in the child does not close them."""
+"""Inherited handles, referenced for ever: garbage collection in the child would close them."""
 
 
 def register(forkable: Forkable) -> None:
@@ -31,16 +31,16 @@ def set_aside(handle: object) -> None:
     _set_aside.append(handle)
 
 
-def _tell_all() -> None:
+def _call_all() -> None:
     for forkable in list(_registered):
         forkable.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_tell_all)
+os.register_at_fork(after_in_child=_call_all)
 
 
 class ForkGuard:
-    """Remembers the process that made an object which a forked child can neither use nor end."""
+    """Remembers which process made an object, because a forked child can neither use nor close it."""
 
     __slots__ = ("_what", "pid")
 

@@ -1,4 +1,4 @@
-"""Names of options as they stand in configuration files: a misspelt one must not have no effect in silence."""
+"""Checks of the option names in configuration files: a misspelt name must not be ignored in silence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ENVIRONMENT = "the environment"
 
 
 def read_names(path: str) -> dict[str, list[str]]:
-    """Group -> names as they stand in a file that was read without error before."""
+    """Group -> option names in a file.  The file must have been read without error before."""
     sections: dict[str, dict[str, list[str]]] = {}
     cfg.ConfigParser(path, sections).parse()
     return {group: list(options) for group, options in sections.items()}
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The known name that is most like this one, empty when none is."""
+    """The known name that is most similar to this one, empty when none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
@@ -32,7 +32,7 @@ def is_known(name: str, known: Collection[str]) -> bool:
 
 
 def hint_for(group: str, name: str, known: Iterable[str]) -> str:
-    """What a name that is no option was, or what is meant by it; empty when nothing is like it."""
+    """What became of a removed option, or which option may be meant; empty when neither is known."""
     if removed := removed_hint(group, name):
         return removed
     near = nearest(name, known)
@@ -40,7 +40,7 @@ def hint_for(group: str, name: str, known: Iterable[str]) -> str:
 
 
 def removed_hint(group: str, name: str) -> str:
-    """What became of an option of earlier releases, empty when there was no such one."""
+    """What became of an option of earlier releases; empty when there was no such option."""
     given_by = REMOVED.get(group, {}).get(name.replace("-", "_"))
     if given_by is None:
         return ""
@@ -53,60 +53,65 @@ def names_of(options: Iterable[cfg.Opt]) -> set[str]:
     return names | {old.name.replace("-", "_") for option in options for old in option.deprecated_opts if old.name}
 
 
-class _Given(NamedTuple):
-    """A name as it was given."""
+class _GivenName(NamedTuple):
+    """The name of an option that a file or the environment sets."""
 
     group: str
     name: str
     shown: str
-    place: str
+    source: str
+    """The path of the file, or `_ENVIRONMENT`."""
 
 
-def _given(conf: cfg.ConfigOpts, group: str) -> list[_Given]:
-    """The names of a group in the files of ``conf``, and in the environment when that counts."""
+def _given_names(conf: cfg.ConfigOpts, group: str) -> list[_GivenName]:
+    """The names of a group in the files of ``conf``, and in the environment if ``conf`` reads it."""
     given = [
-        _Given(group, name, f"[{group}] {name}", path)
+        _GivenName(group, name, f"[{group}] {name}", path)
         for path in conf.config_file or ()
         for name in read_names(path).get(group, ())
     ]
-    if getattr(conf, "_use_env", True):  # oslo.config tells it nowhere else
+    if getattr(conf, "_use_env", True):  # oslo.config has no public name for it
         prefix = f"OS_{group.upper()}__"
         names = sorted(name for name in os.environ if name.startswith(prefix))
-        given += [_Given(group, name.removeprefix(prefix).lower(), name, _ENVIRONMENT) for name in names]
+        given += [_GivenName(group, name.removeprefix(prefix).lower(), name, _ENVIRONMENT) for name in names]
     return given
 
 
 def refuse_unknown(conf: cfg.ConfigOpts, group: str, options: Collection[cfg.Opt]) -> None:
-    """Raises InvalidConfig for names in that group, in files of ``conf`` and in the environment, that are none of these
-    options.  The error tells of all of them, and of all removed options of other groups.
+    """Raises InvalidConfig for names of that group, in files of ``conf`` and in the environment, that are none of these
+    options.  The error lists all of them, and then also all removed options of other groups.
 
-    Other groups are no reason to refuse: they may belong to another program that shares the file.
+    Unknown names of other groups are accepted: they may belong to another program that shares the file.
     """
     known, read_from_environment = names_of(options), {option.dest for option in options}
 
-    def is_read(one: _Given) -> bool:
-        return is_known(one.name, read_from_environment if one.place == _ENVIRONMENT else known)
+    def is_read(given: _GivenName) -> bool:
+        return is_known(given.name, read_from_environment if given.source == _ENVIRONMENT else known)
 
-    unknown = [one for one in _given(conf, group) if not is_read(one)]
+    unknown = [given for given in _given_names(conf, group) if not is_read(given)]
     if not unknown:
         return
     others = [(other, names) for other, names in REMOVED.items() if other != group]
-    unknown += [one for other, names in others for one in _given(conf, other) if is_known(one.name, names)]
+    unknown += [given for other, names in others for given in _given_names(conf, other) if is_known(given.name, names)]
     first, *rest = unknown
     hint = hint_for(first.group, first.name, known)
     raise InvalidConfig(
-        f"{first.shown}, in {first.place}, is no option{f': {hint}' if hint else '.'}{_told(rest, first.place, known)} "
+        f"{first.shown}, in {first.source}, is no option{f': {hint}' if hint else '.'}"
+        f"{_describe_further(rest, first.source, known)} "
         'What became of options of earlier releases: docs/options.md, "Options that are gone"'
     )
 
 
-def _told(rest: Iterable[_Given], place: str, known: Iterable[str]) -> str:
-    """A sentence about further names, each in a few words: an old file may have a hundred."""
-    words = []
-    for one in rest:
-        hint = REMOVED.get(one.group, {}).get(one.name.replace("-", "_"))
-        near = nearest(one.name, known) if hint is None else ""
-        why = [f"in {one.place}"] if one.place != place else []
-        why += [f"is {near} meant?"] if near else [] if hint is None else [hint or "a constant"]
-        words.append(f"{one.shown} ({', '.join(why)})" if why else one.shown)
-    return f" Neither are {'; '.join(words)}." if words else ""
+def _describe_further(unknown: Iterable[_GivenName], source: str, known: Iterable[str]) -> str:
+    """A sentence about further unknown names, each in a few words: an old file may have a hundred.
+
+    ``source`` is that of the first name, and is not repeated.
+    """
+    descriptions = []
+    for given in unknown:
+        hint = REMOVED.get(given.group, {}).get(given.name.replace("-", "_"))
+        near = nearest(given.name, known) if hint is None else ""
+        remarks = [f"in {given.source}"] if given.source != source else []
+        remarks += [f"is {near} meant?"] if near else [] if hint is None else [hint or "a constant"]
+        descriptions.append(f"{given.shown} ({', '.join(remarks)})" if remarks else given.shown)
+    return f" Neither are {'; '.join(descriptions)}." if descriptions else ""

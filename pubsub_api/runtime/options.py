@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 
 
 def seconds(name: str, default: float, low: float, high: float, help_text: str, **more: Any) -> cfg.Opt:
-    """A time.  ``more`` goes to oslo.config, here and below."""
+    """A time.  ``more`` are further arguments for oslo.config, here and below."""
     return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.", **more)
 
 
@@ -47,7 +47,7 @@ def text(name: str, default: str | None, help_text: str, **more: Any) -> cfg.Opt
 
 
 def tls_files() -> tuple[cfg.Opt, ...]:
-    """Where drivers that can encrypt find certificates: once for those of the bus, once for those of databases."""
+    """The certificates of drivers that can encrypt: used in one group for the bus, and in one for databases."""
     return (
         text("tls_ca_file", None, "PEM file of the authorities that may sign the other side's certificate."),
         text("tls_cert_file", None, "PEM file of our own certificate."),
@@ -56,7 +56,7 @@ def tls_files() -> tuple[cfg.Opt, ...]:
 
 
 def refuse_tls(conf: cfg.ConfigOpts, group: str, driver: str) -> None:
-    """For a driver that makes no use of certificates.  Raises InvalidConfig when some are given all the same."""
+    """For a driver that cannot use certificates.  Raises InvalidConfig when the configuration has some."""
     for name in TLS_NAMES:
         if name in conf[group] and conf[group][name]:
             raise InvalidConfig(f"[{group}] {name} is set, but {driver} makes no use of it: it would encrypt nothing")
@@ -75,8 +75,8 @@ TLS_NAMES = (*(option.name for option in tls_files()), "tls_client_auth")
 def override_from_query(conf: cfg.ConfigOpts, url: SplitResult, known: Mapping[str, Sequence[cfg.Opt]]) -> None:
     """Set the options that a URL gives after its ``?``.  ``known``: group -> options that may be given.
 
-    Raises InvalidConfig, which shows no password, for pairs that cannot be read, an unknown name, one given twice and
-    a value out of bounds.
+    Raises InvalidConfig, without showing a password, for pairs that cannot be read, an unknown name, a name that is
+    given twice and a value out of bounds.
     """
     where = f"{url.scheme} URL"
     options = {option.name: (group, option) for group, listed in known.items() for option in listed}

@@ -1,7 +1,7 @@
-"""A thread, or threads that others share, that repeats one piece of work, and that nothing but its owner ends.
+"""Work that is repeated until its owner stops it: in a thread of its own, or on threads that the process shares.
 
-A thread that ends in silence leaves its work undone for good.  So every Exception of the work is counted, logged at
-most once in a while, and the work is tried again; a thread that the system has no room for is started later.
+If the thread ended in silence, its work would never be done again.  So every Exception of the work is counted and
+logged at a limited rate, and the work is tried again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Protocol, Union
 
 from pubsub_api.core.errors import Closed, HeliographError, LimitReached
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.shared_threads import SharedTask
 from pubsub_api.runtime.threads import start_thread
 
 Pause = Union[float, Callable[[], float]]  # noqa: UP007  evaluated at run time, on Python 3.10 too
-"""Seconds, or what tells them each time."""
+"""Seconds, or a function that returns them and is called before each pause."""
 
 
-def dispersed(interval_s: float) -> Callable[[], float]:
-    """About that long, another time each time, so that processes that began together do not stay in step."""
+def with_jitter(interval_s: float) -> Callable[[], float]:
+    """A `Pause` of 75 to 125% of the interval, so that processes that began together do not work in step."""
     return lambda: interval_s * random.uniform(0.75, 1.25)
 
 
@@ -34,11 +34,11 @@ class Counters(Protocol):
 
 
 class Failures:
-    """What becomes of an exception that must not end a thread: counted, and logged at most once in a while.
+    """Counts and logs, at a limited rate, the exceptions that must not end a thread.  Not thread-safe.
 
     ``trouble`` is the sentence for the log without its full stop, for example "Outbox: cannot be swept".  An exception
-    that is no HeliographError was not foreseen, and is logged with its traceback.  ``counters`` may be statistics of
-    the owner, of which ``failures`` is counted up.  One thread at a time may use it.
+    that is no HeliographError is unexpected, and is logged with its traceback.  ``counters`` may be statistics of the
+    owner, whose ``failures`` is incremented.
     """
 
     def __init__(
@@ -50,23 +50,23 @@ class Failures:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trouble = trouble
-        self._log = SeldomLog(logger, clock=clock)
+        self._log = RateLimitedLog(logger, clock=clock)
         self._counters = counters
         self.count = 0
         self.is_failing = False
-        """The newest attempt failed."""
+        """The last attempt failed."""
 
     def note(self, error: Exception) -> None:
         self.count += 1
         if self._counters is not None:
             self._counters.failures += 1
         self.is_failing = True
-        unforeseen = None if isinstance(error, HeliographError) else error
-        self._log("%s: %s. It will be tried again.", self._trouble, error, exc_info=unforeseen)
+        unexpected = None if isinstance(error, HeliographError) else error
+        self._log("%s: %s. It will be tried again.", self._trouble, error, exc_info=unexpected)
 
 
 def attempt(work: Callable[[], object], failures: Failures, on_failure: Callable[[Exception], None]) -> bool:
-    """Whether the work succeeded.  Raises Closed when it does, and no other Exception."""
+    """Whether the work succeeded.  Raises Closed if the work does, and no other Exception."""
     try:
         work()
     except Closed:
@@ -82,10 +82,10 @@ def attempt(work: Callable[[], object], failures: Failures, on_failure: Callable
 class PeriodicThread:
     """Calls ``work`` again and again in a daemon thread of that name, from `start` to `stop`, with pauses between.
 
-    ``pause_s`` is the pause after work that succeeded, and before the first when it is not to be done ``at_once``;
-    ``retry_s`` the one after work that failed, unless given the same.  ``on_failure`` is called after each failure, in
-    the thread, and must not raise.  Work that raises Closed ends the thread, because what it works on was closed.
-    ``at_end`` is called in the thread when it was stopped.
+    ``pause_s`` is the pause after work that succeeded, and before the first call unless ``at_once``.  ``retry_s`` is
+    the pause after work that failed, by default the same.  ``on_failure`` is called in the thread after each failure,
+    and must not raise.  Work that raises Closed ends the thread: its object was closed.  ``at_end`` is called in the
+    thread after it was stopped.
 
     All methods may be called from any thread.  In a forked child nothing runs until `start` is called there.
     """
@@ -126,11 +126,11 @@ class PeriodicThread:
 
     @property
     def is_started(self) -> bool:
-        """There is a thread, or was until `stop`."""
+        """A thread was started, whether or not it was stopped since."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Begin; nothing when it has begun, or was stopped.  Raises LimitReached, and may be called again then."""
+        """Start the thread, unless it was started or stopped before.  Raises LimitReached; then call it again later."""
         with self._lock:
             if self._thread is not None or self._is_stopping:
                 return
@@ -139,7 +139,7 @@ class PeriodicThread:
             self._thread = thread
 
     def try_start(self) -> bool:
-        """As `start`; False, counted and logged as a failure, when the system has no room for a thread now."""
+        """As `start`; returns False, and notes a failure, when the system has no room for another thread now."""
         try:
             self.start()
         except LimitReached as error:
@@ -148,7 +148,7 @@ class PeriodicThread:
         return True
 
     def wake(self) -> None:
-        """End the pause: work now instead of later.  What is under way is done once more."""
+        """End the pause: work now instead of later.  If the work is running, it runs once more."""
         self._wakeup.set()
 
     def wait_done(self, *, timeout_s: float) -> bool:
@@ -156,13 +156,13 @@ class PeriodicThread:
         return self._done.wait(timeout_s)
 
     def ask_to_stop(self) -> None:
-        """End after the work that is under way.  Does not block."""
+        """End after the work that is running.  Does not block."""
         with self._lock:
             self._is_stopping = True
             self._wakeup.set()
 
     def stop(self) -> None:
-        """The same, and wait for the end, unless the work itself calls this.  Idempotent."""
+        """`ask_to_stop`, and block until the thread has ended, unless the work itself calls this.  Idempotent."""
         self.ask_to_stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -179,14 +179,14 @@ class PeriodicThread:
                     self._done.set()
             except Closed:
                 return
-            if not self._is_stopping:  # set before the wake-up call that was cleared above
+            if not self._is_stopping:  # `ask_to_stop` may have been called before the event was cleared above
                 wakeup.wait(_seconds(self._retry_s if self.failures.is_failing else self._pause_s))
         self._at_end()
 
 
 class PeriodicTask:
-    """As a `PeriodicThread` that works at once, on threads that the process shares: it may have hundreds of them.
-    It cannot be used in a forked child.
+    """As a `PeriodicThread` with ``at_once``, on threads that the process shares, for objects that a process may have
+    hundreds of.  It cannot be used in a forked child.
     """
 
     def __init__(self, work: Callable[[], object], failures: Failures, *, pause_s: Pause) -> None:
@@ -198,7 +198,7 @@ class PeriodicTask:
         self.is_started = False
 
     def start(self) -> None:
-        """Begin; nothing when it has begun.  Raises LimitReached, and may be called again then."""
+        """Begin, unless it has begun.  Raises LimitReached; then call it again later."""
         if not self.is_started:
             self._task.start()
             self.is_started = True
@@ -212,7 +212,7 @@ class PeriodicTask:
         return self._done.wait(timeout_s)
 
     def stop(self) -> None:
-        """End, and wait for what is under way, unless the work itself calls this.  Idempotent."""
+        """End, and block until the running call has returned, unless the work itself calls this.  Idempotent."""
         self._task.close()
 
     def _attempt(self) -> float:

@@ -1,8 +1,8 @@
-"""Finding and importing drivers by the name of an entry point, and telling well what is wrong when that fails.
+"""Finding and importing drivers of every kind by the names of their entry points.
 
-Serves every kind of driver.  An entry point may state the pip extra that brings its library,
+An entry point may state the pip extra that brings its library,
 ``zenoh = heliograph_drivers.pubsub.zenoh:ZenohPubSub [zenoh]``; the error for a missing library says what to install.
-Whatever goes wrong is raised as one typed error with the cause attached, and nothing is logged instead.
+Every failure is raised as one typed error with its cause, and none is only logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN_PACKAGES = frozenset({"pubsub_api", "nb_api", "durable_log"})
 
 
 class Plugins(Generic[Base]):
-    """The classes installed under one namespace of entry points.  ``what`` names their kind in errors."""
+    """The driver classes of one namespace of entry points.  ``what`` names their kind in errors."""
 
     def __init__(self, namespace: str, base: type[Base], what: str) -> None:
         self._namespace = namespace
@@ -32,13 +32,13 @@ class Plugins(Generic[Base]):
         self._what = what
 
     def entry_points(self) -> Sequence[importlib.metadata.EntryPoint]:
-        """What is installed.  Imports nothing."""
+        """All that are installed.  Imports nothing."""
         manager: NamedExtensionManager[Any] = NamedExtensionManager(self._namespace, names=[])
         return manager.list_entry_points()
 
     def find(self, name: str) -> Sequence[importlib.metadata.EntryPoint]:
-        """What is installed under ``name``, one at least.  Imports nothing.  Raises DriverNotFound with the names that
-        exist."""
+        """Those that are installed under ``name``, at least one.  Imports nothing.  Raises DriverNotFound with the
+        names that exist."""
         entries = self.entry_points()
         found = [entry for entry in entries if entry.name == name]
         if not found:
@@ -103,7 +103,7 @@ def _foreign_library(entry: importlib.metadata.EntryPoint, error: BaseException)
 
 
 def register_options(conf: cfg.ConfigOpts, driver_class: type[Any], options: Mapping[str, Sequence[cfg.Opt]]) -> None:
-    """Register what a driver adds, group by group.  Raises DriverError when it redefines an option."""
+    """Register the options that a driver adds: group -> options.  Raises DriverError when it redefines an option."""
     for group, added in options.items():
         try:
             conf.register_opts(added, group=group)
@@ -112,9 +112,12 @@ def register_options(conf: cfg.ConfigOpts, driver_class: type[Any], options: Map
 
 
 def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> SplitResult:
-    """The parts of a URL whose scheme names a driver.  ``has_hosts``: several may be listed, divided by commas; then
-    ``port`` is not one number, and the driver reads them.  Raises InvalidConfig, without showing a password, and
-    UsageError for what is no string."""
+    """The parts of a URL whose scheme names a driver.
+
+    ``has_hosts``: the URL may list several hosts, separated by commas; then ``port`` of the result cannot be used, and
+    the driver reads the hosts itself.  Raises InvalidConfig, without showing a password, and UsageError for a URL that
+    is no string.
+    """
     if not isinstance(url, str):
         raise UsageError(f"a URL is a string, as {example!r} is, not {type(url).__name__}")
     shown = without_password(url.partition("?")[0])  # options may hold secrets
@@ -123,7 +126,7 @@ def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> 
         for place in parts.netloc.rpartition("@")[2].split(",") if has_hosts else [parts.netloc]:
             _ = urlsplit(f"//{place}").port  # computed on access: an impossible port is refused here, for every driver
     except ValueError as error:
-        if "@" in shown:  # what it takes for a port may be a part of the password
+        if "@" in shown:  # the error would show what urlsplit takes for a port, which may be a part of the password
             raise InvalidConfig(
                 f"URL {shown!r} cannot be understood: in a user and a password write / as %2F, @ as %40, : as %3A"
             ) from None
@@ -134,5 +137,5 @@ def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> 
 
 
 def without_password(url: str) -> str:
-    """Also one that has characters which ought to be encoded: up to the last @ nothing is shown."""
+    """The URL with *** instead of all before the last @: that hides a password with unencoded characters, too."""
     return re.sub(r"(?<!/)//(?!/)[^?]*@", "//***@", url)

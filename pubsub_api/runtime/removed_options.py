@@ -1,4 +1,4 @@
-"""Options that earlier releases had: a file that names one is told what became of it, and no other name is guessed."""
+"""Options that earlier releases had.  The error for a file that still has one says what became of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def _gone(constants: str, **given_by: str) -> dict[str, str]:
-    """Name -> what gives its value now; empty: a constant in the code, with its reason beside it."""
+    """Name -> what its value follows from now; empty: a constant in the code, with its reason beside it."""
     return dict.fromkeys(constants.split(), "") | given_by
 
 
@@ -198,4 +198,4 @@ REMOVED: Mapping[str, Mapping[str, str]] = {
         peer_bytes_max="peers_bytes_max / 16",
     ),
 }
-"""Group -> its names.  One that is an option again, or of another group, leaves this table."""
+"""Group -> its removed options.  Remove a name from this table when it becomes an option of the group again."""

@@ -1,13 +1,14 @@
-"""Threads that everything in a process shares: a few that do work, and one that keeps times.
+"""Threads that all objects of a process share: a few that do work, and one for timers.
 
-A subscriber or a local cache has work only now and then.  A thread of its own for each kind of work would be idle
-nearly always, and a process with hundreds of them would have thousands of threads.  So work is handed over here.
+A subscriber or a local cache has work only now and then.  If each had threads of its own, they would be idle nearly
+always, and a process with hundreds of subscribers would have thousands of threads.
 
-Work may take its time, and must not hold up that of others.  `_READY_MAX` threads do what comes; when work has waited
-for `_PATIENCE_S`, because all of them are busy, more are started, half as many as there are each time.  A thread
-without work ends after `_IDLE_S`.  What a timer calls runs on the thread of the timers, so it must be brief.
+Work may block, and must not delay other work.  Up to `_THREADS_AT_ONCE` threads are started as soon as there is work.
+When work has waited for `_WAIT_MAX_S` because all threads are busy, more are started: half as many as there are, each
+time.  A thread without work ends after `_IDLE_S`.  The function of a timer runs on the thread of the timers, so it must
+return quickly.
 
-In a forked child nothing of this is left: what was to be done there is not done, and new threads are made for new work.
+A forked child begins with no threads, no work and no timers, and starts threads for new work.
 """
 
 from __future__ import annotations
@@ -23,50 +24,49 @@ from collections.abc import Callable
 
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
-_READY_MAX = 4
-"""So many threads are started at once when there is work.  More only when work waits."""
-_PATIENCE_S = 0.01
+_THREADS_AT_ONCE = 4
+"""More threads are started only when work has waited."""
+_WAIT_MAX_S = 0.01
 _IDLE_S = 1.0
 _RETRY_S = 1.0
-"""After work that raised, which is an error in it."""
+"""Pause after work that raised, which is a defect of the work."""
 
 Work = Callable[[], object]
 
 
 class _Worker:
-    """A thread that has no work: it waits until ``free`` is released, which says that ``work`` was set."""
+    """A thread and its work.  An idle one waits until ``has_work`` is released, after ``work`` was set."""
 
-    __slots__ = ("free", "work")
+    __slots__ = ("has_work", "work")
 
-    def __init__(self, work: Work | None) -> None:
-        self.work = work
-        self.free = threading.Lock()
-        self.free.acquire()
+    def __init__(self, work: Work) -> None:
+        self.work: Work | None = work
+        self.has_work = threading.Lock()
+        self.has_work.acquire()
 
 
 class SharedTimer:
-    """Calls ``tick`` on the thread of the timers when its time has come; ``tick`` returns the next time, `math.inf` for
-    never.  Times are those of `time.monotonic`.  ``tick`` must be brief and not raise."""
+    """Calls ``tick`` on the thread of the timers at the time that was set; ``tick`` returns the next time, `math.inf`
+    for never.  Times are those of `time.monotonic`.  ``tick`` must return quickly, and must not raise."""
 
-    __slots__ = ("due", "number", "tick")
+    __slots__ = ("entry", "tick")
 
     def __init__(self, tick: Callable[[], float]) -> None:
         self.tick = tick
-        self.due = math.inf
-        self.number = 0
-        """0: it is not among the timers."""
+        self.entry = 0
+        """Number of its valid entry in the heap; 0: it was removed, or was not added yet."""
 
 
 class SharedThreads:
     """See the module's description.  Every method may be called from any thread."""
 
     def __init__(self) -> None:
-        self._log = SeldomLog(LOG, level=logging.ERROR)
+        self._log = RateLimitedLog(LOG, level=logging.ERROR)
         self.after_fork_in_child()
         forking.register(self)
 
@@ -76,31 +76,31 @@ class SharedThreads:
         """Work that no thread has begun."""
         self._idle: list[_Worker] = []
         self._workers = 0
-        self._timed = threading.Condition(threading.Lock())
-        """Guards what follows."""
+        self._timers_changed = threading.Condition(threading.Lock())
+        """Guards the attributes below."""
         self._timers: set[SharedTimer] = set()
         self._heap: list[tuple[float, int, SharedTimer]] = []
-        """A timer is in it for each time it was set to; only the entry with its present time counts."""
-        self._numbers = itertools.count(1)
-        self._looked_for = math.inf
-        """The thread of the timers waits for this time."""
+        """Time, number of the entry, timer.  Setting a timer adds an entry, and its earlier entries are ignored."""
+        self._entry_numbers = itertools.count(1)
+        self._wakes_at = math.inf
+        """The time at which the thread of the timers wakes up."""
         self._has_timer_thread = False
-        self._growth = SharedTimer(self._grow)
+        self._growth_timer = SharedTimer(self._add_workers)
 
     # -- work
 
     def run(self, work: Work) -> None:
-        """Have a thread call ``work``, soon.  It must not raise.
+        """Have a thread call ``work`` soon.  Does not block.  ``work`` must not raise.
 
-        Raises LimitReached, and nothing is done then, where the system has no room for the first thread.
+        Raises LimitReached, and does nothing, when there is no thread and the system has no room for one.
         """
         with self._lock:
             if self._idle:
-                worker = self._idle.pop()  # the one that was used last: the others may end
+                worker = self._idle.pop()  # the one that became idle last, so that the others reach _IDLE_S and end
                 worker.work = work
-                worker.free.release()
+                worker.has_work.release()
                 return
-            if self._workers < _READY_MAX:
+            if self._workers < _THREADS_AT_ONCE:
                 try:
                     self._start_worker(work)
                     return
@@ -108,19 +108,16 @@ class SharedThreads:
                     if not self._workers:
                         raise
             self._waiting.append(work)
-            is_first = len(self._waiting) == 1
-        if is_first:
-            self._look_after_waiting()
-
-    def _look_after_waiting(self) -> None:
+            if len(self._waiting) > 1:
+                return  # the timer is set
         try:
-            self.add_timer(self._growth)
-            self.set_timer(self._growth, time.monotonic() + _PATIENCE_S)
+            self.add_timer(self._growth_timer)
+            self.set_timer(self._growth_timer, time.monotonic() + _WAIT_MAX_S)
         except LimitReached as error:
             self._log("Work waits for threads that are busy, and no more can be started: %s", error)
 
-    def _grow(self) -> float:
-        """Some work was waiting: if the same still does, start threads for it."""
+    def _add_workers(self) -> float:
+        """Start threads for work that still waits.  The function of a timer."""
         with self._lock:
             try:
                 for _ in range(min(len(self._waiting), max(1, self._workers // 2))):
@@ -129,8 +126,8 @@ class SharedThreads:
             except LimitReached as error:
                 self._log("Work waits for threads that are busy, and no more can be started: %s", error)
             if self._waiting:
-                return time.monotonic() + _PATIENCE_S
-            self.remove_timer(self._growth)  # under the lock: else what begins to wait now would not be looked after
+                return time.monotonic() + _WAIT_MAX_S
+            self.remove_timer(self._growth_timer)  # under the lock: `run` may be about to add it again
         return math.inf
 
     def _start_worker(self, work: Work) -> None:
@@ -148,100 +145,97 @@ class SharedThreads:
                 work()
             except BaseException:
                 LOG.exception("Work of a shared thread raised, which it must not; going on with other work.")
-            del work  # it may refer to much
+            del work  # an idle thread must not keep its objects alive
             if self._lock is not lock:
-                return  # the work has forked, and this is the child
+                return  # the work called fork(), and this is the child
             with lock:
                 if self._waiting:
                     worker.work = self._waiting.popleft()
                     continue
                 self._idle.append(worker)
-            if not worker.free.acquire(timeout=_IDLE_S) and self._may_end(worker):
+            if not worker.has_work.acquire(timeout=_IDLE_S) and self._may_end(worker):
                 return
 
     def _may_end(self, worker: _Worker) -> bool:
         with self._lock:
             if worker not in self._idle:
-                worker.free.acquire()  # it was given work a moment ago
+                worker.has_work.acquire()  # `run` gave it work after the time-out
                 return False
             self._idle.remove(worker)
             self._workers -= 1
             return True
 
-    # -- times
+    # -- timers
 
     def add_timer(self, timer: SharedTimer) -> None:
-        """Nothing is called before `set_timer`.  Raises LimitReached where the system has no room for the thread."""
-        with self._timed:
+        """The timer is called only after `set_timer`.  Raises LimitReached when the system has no room for a thread."""
+        with self._timers_changed:
             if not self._has_timer_thread:
                 start_thread(threading.Thread(target=self._run_timers, name="heliograph-timer", daemon=True))
                 self._has_timer_thread = True
-            if timer not in self._timers:
-                timer.due = math.inf
-                self._timers.add(timer)
+            self._timers.add(timer)
 
     def set_timer(self, timer: SharedTimer, due: float) -> None:
-        """Call it then, and not at the time it was set to before."""
-        with self._timed:
+        """Call the timer at this time, instead of the time that was set before.  Nothing for one that was removed."""
+        with self._timers_changed:
             if timer in self._timers:
                 self._push(timer, due)
-                if due < self._looked_for:
-                    self._timed.notify()
+                if due < self._wakes_at:
+                    self._timers_changed.notify()
 
     def remove_timer(self, timer: SharedTimer) -> None:
-        """It is not called again, but a call may be under way.  The thread ends with the last timer."""
-        with self._timed:
+        """No call begins any more, but one may be running.  The thread ends after the last timer was removed."""
+        with self._timers_changed:
             self._timers.discard(timer)
-            timer.number = 0
+            timer.entry = 0
             if not self._timers:
-                self._timed.notify()
+                self._timers_changed.notify()
 
     def _push(self, timer: SharedTimer, due: float) -> None:
-        timer.due = due
-        timer.number = next(self._numbers)
+        timer.entry = next(self._entry_numbers)
         if due < math.inf:
-            heapq.heappush(self._heap, (due, timer.number, timer))
+            heapq.heappush(self._heap, (due, timer.entry, timer))
 
     def _run_timers(self) -> None:
-        timed = self._timed
+        timers_changed = self._timers_changed
         while True:
-            with timed:
+            with timers_changed:
                 timer = self._next_timer()
                 if timer is None:
                     return
-                number = timer.number
+                entry = timer.entry
             try:
                 due = timer.tick()
             except Exception:
                 LOG.exception("A timer raised, which it must not; it is called again.")
                 due = time.monotonic() + _RETRY_S
-            with timed:
-                if timer.number == number:  # else it was set meanwhile, or removed
+            with timers_changed:
+                if timer.entry == entry:  # it was neither set nor removed meanwhile
                     self._push(timer, due)
 
     def _next_timer(self) -> SharedTimer | None:
-        """Under the lock: wait for a timer whose time has come.  None when there are none, and the thread has ended."""
+        """Under the lock: wait for a timer that is due.  None when there are no timers: then the thread must end."""
         heap = self._heap
         while self._timers:
-            while heap and heap[0][2].number != heap[0][1]:
+            while heap and heap[0][2].entry != heap[0][1]:
                 heapq.heappop(heap)
-            self._looked_for = heap[0][0] if heap else math.inf
-            wait_s = self._looked_for - time.monotonic()
+            self._wakes_at = heap[0][0] if heap else math.inf
+            wait_s = self._wakes_at - time.monotonic()
             if wait_s <= 0:
-                self._looked_for = -math.inf  # a thread that sets a timer now need not wake this one
+                self._wakes_at = -math.inf  # a thread that sets a timer now need not wake this one
                 return heapq.heappop(heap)[2]
-            self._timed.wait(min(wait_s, threading.TIMEOUT_MAX))
+            self._timers_changed.wait(min(wait_s, threading.TIMEOUT_MAX))
         heap.clear()
         self._has_timer_thread = False
         return None
 
 
 THREADS = SharedThreads()
-"""Those of this process."""
+"""The threads of this process."""
 
 
 def run_soon(work: Work) -> None:
-    """Have a shared thread call ``work``; call it here where the system has no room for a thread."""
+    """Have a shared thread call ``work``; call it in this thread if the system has no room for another."""
     try:
         THREADS.run(work)
     except LimitReached:
@@ -249,21 +243,21 @@ def run_soon(work: Work) -> None:
 
 
 class SharedTask:
-    """Work that is done again and again by shared threads, one call at a time: after each `wake`, and in time.
+    """Work that shared threads repeat, one call at a time: after each `wake`, and at the time that it asked for.
 
-    ``work`` returns the time, of `time.monotonic`, when it wants to be called at the latest, `math.inf` when only after
-    the next `wake`.  What is woken while it works is called once more.  Work that raises is logged and called again.
-    Nothing is done before `start`.  In a forked child it is closed.
+    ``work`` returns the time, of `time.monotonic`, of its next call; `math.inf`: only after the next `wake`.  When
+    `wake` is called while it runs, it is called once more.  An exception of it is logged, and it is called again.
+    Nothing is done before `start`.  In a forked child the task is closed.
     """
 
     def __init__(self, work: Callable[[], float]) -> None:
         self._work = work
         self._timer = SharedTimer(self._on_time)
         self._is_queued = True
-        """A thread does it, or will.  Until `start`, which makes it true, no other thread need have it done."""
+        """A thread runs the work, or will.  True before `start`, too: `wake` need not hand it to a thread then."""
         self._is_woken = False
         self._worker = 0
-        """The thread that works."""
+        """The identifier of the thread that runs the work, 0 when none does."""
         self._is_closed = False
         self._changed = threading.Condition(threading.Lock())
         forking.register(self)
@@ -275,7 +269,7 @@ class SharedTask:
         self._worker = 0
 
     def start(self) -> None:
-        """Work once, and from now on; nothing when it is closed.  Raises LimitReached where there is no room."""
+        """Work once now, and then as described above; nothing when it is closed.  Raises LimitReached."""
         if self._is_closed:
             return
         THREADS.add_timer(self._timer)
@@ -287,7 +281,7 @@ class SharedTask:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread is the one that works."""
+        """Whether the calling thread runs the work."""
         return self._worker == threading.get_ident()
 
     def wake(self) -> None:
@@ -300,7 +294,7 @@ class SharedTask:
         try:
             THREADS.run(self._do)
         except LimitReached as error:
-            LOG.error("%s. It is tried again.", error)
+            LOG.error("%s. It will be tried again.", error)
             with self._changed:
                 self._is_queued = False
                 THREADS.set_timer(self._timer, time.monotonic() + _RETRY_S)
@@ -334,10 +328,10 @@ class SharedTask:
                 self._worker = threading.get_ident()
             return not self._is_closed
 
-    def close(self, *, is_waiting: bool = True) -> None:
-        """Do not work again.  Waits for the call that is under way, unless it is the caller, or is told not to."""
+    def close(self, *, wait: bool = True) -> None:
+        """Begin no more calls.  With ``wait``, block until the running call has returned, unless that call calls this."""
         with self._changed:
             self._is_closed = True
-            if is_waiting and not self.is_mine:
+            if wait and not self.is_mine:
                 self._changed.wait_for(lambda: not self._worker)
         THREADS.remove_timer(self._timer)

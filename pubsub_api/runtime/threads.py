@@ -1,4 +1,4 @@
-"""Starting threads where the system may have no room for another.  For drivers to use, too."""
+"""Starting threads where the system may have no room for another.  Drivers may use it, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pubsub_api.errors import LimitReached
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Raises LimitReached when the system has no room for another thread; the caller closes what it had opened."""
+    """Raises LimitReached when the system has no room for another thread; then the caller closes what it has opened."""
     try:
         thread.start()
     except RuntimeError as error:

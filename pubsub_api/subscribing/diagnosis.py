@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 _UNSIGNED = "BadSignature"
 _SIGNING_HINT = "hmac_key is not the same here and there"
@@ -28,7 +28,7 @@ class RefusedFrames:
     silence."""
 
     def __init__(self, logger: logging.Logger) -> None:
-        self._log = SeldomLog(logger)
+        self._log = RateLimitedLog(logger)
         self._told: dict[str, int] = {}
 
     def look(self, bad_frames: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.errors import HeliographError, UsageError
 from pubsub_api.runtime.closing import AsyncCloseable
-from pubsub_api.runtime.loops import LoopCalls, in_own_thread, is_done_within, outcome
+from pubsub_api.runtime.coroutines import BlockingCalls, run_in_new_thread, wait_until_done
 from pubsub_api.subscribing.scheme import GroupMember, Unseen
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class AsyncGroupMember(AsyncCloseable):
     def __init__(self, member: GroupMember) -> None:
         """Takes over the member, which must have no callback."""
         self._member = member
-        self._calls = LoopCalls(1, _THREAD)
+        self._calls = BlockingCalls(1, _THREAD)
         self._got: concurrent.futures.Future[GroupEvent | None] | None = None
         """What a thread gets.  Kept for the next `get` when the task is cancelled meanwhile."""
         self._is_getting = False
@@ -81,7 +81,7 @@ class AsyncGroupMember(AsyncCloseable):
             try:
                 if self._got is None:  # which ends in time by itself
                     self._got, rest_s = self._calls.begin(self._member.get, timeout_s=rest_s), None
-                if not await is_done_within(self._got, rest_s):
+                if not await wait_until_done(self._got, rest_s):
                     return None
                 got, self._got = self._got, None
             finally:
@@ -100,11 +100,11 @@ class AsyncGroupMember(AsyncCloseable):
 
     async def refuse(self, event: GroupEvent, delay_s: float | None = None) -> None:
         """As `GroupMember.refuse`.  Goes on when it is cancelled."""
-        await outcome(in_own_thread(functools.partial(self._member.refuse, event, delay_s), _THREAD))
+        await run_in_new_thread(functools.partial(self._member.refuse, event, delay_s), _THREAD)
 
     async def wait_ready(self, *, timeout_s: float) -> None:
         """As `GroupMember.wait_ready`."""
-        await outcome(in_own_thread(functools.partial(self._member.wait_ready, timeout_s=timeout_s), _THREAD))
+        await run_in_new_thread(functools.partial(self._member.wait_ready, timeout_s=timeout_s), _THREAD)
 
     def statistics(self) -> Any:
         """As `GroupMember.statistics`."""
@@ -112,7 +112,7 @@ class AsyncGroupMember(AsyncCloseable):
 
     async def close(self) -> None:
         """Give everything back in good order and stop; iterations end.  Goes on when it is cancelled.  Idempotent."""
-        await outcome(in_own_thread(self._close, _THREAD))
+        await run_in_new_thread(self._close, _THREAD)
 
     def _close(self) -> None:
         self._member.close()

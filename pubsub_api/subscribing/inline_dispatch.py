@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.shared_threads import THREADS, SharedTimer
 
 LOG = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class InlineDispatch:
         self._not_before = float("-inf")
         self._average_s = 0.0
         self._borrower = 0
-        self._log = SeldomLog(LOG, level=logging.ERROR)
+        self._log = RateLimitedLog(LOG, level=logging.ERROR)
 
     def begin(self, relieve: Relieve, now: float) -> bool:
         """Borrow the present thread to call the user; False when that cannot be now."""

@@ -475,7 +475,7 @@ class Subscriber(Closeable):
             self._gate.close()
             join_thread(None if is_history else self._gate.thread)
         if task is not None:
-            task.close(is_waiting=not is_calling)  # one that waits for its turn may wait for this very call
+            task.close(wait=not is_calling)  # one that waits for its turn may wait for this very call
         if self._borrows and not is_calling:
             with inline.calling:
                 pass  # a thread that was calling the user has returned

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.consuming.reading import GroupLogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
@@ -51,7 +51,7 @@ class Feeder:
         """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While
         this process leads a group, ``on_growth`` is told at once which shards have grown, and where they end."""
         self.log_errors = 0
-        self._log_trouble = SeldomLog(LOG)
+        self._log_trouble = RateLimitedLog(LOG)
         self.undecodable = 0
         self.damaged = 0
         """Ranges of offsets that could not be read, each counted once."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.sockets.waking import Waker
 from shared_subscriptions import config
 from shared_subscriptions.consuming.dispatch import Dispatch
@@ -50,7 +50,7 @@ class ProtocolThread:
         """It sleeps until something happens."""
         self._is_stopping = False
         self._expired_told = 0
-        self._log_expired = SeldomLog(LOG)
+        self._log_expired = RateLimitedLog(LOG)
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)

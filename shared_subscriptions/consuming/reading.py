@@ -12,7 +12,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import GroupEvent
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import LoanOrigin, PartitionPlace, decode, is_portion
@@ -45,7 +45,7 @@ class GroupLogReader:
         self._declaration = declaration
         self._filters = FilterSet([declaration.topic_filter])
         self._known: dict[str, bool] = {}
-        self._log_dropped = SeldomLog(LOG)
+        self._log_dropped = RateLimitedLog(LOG)
 
     def place(self, partition: int) -> PartitionPlace:
         return PartitionPlace.of(partition, self._declaration.lanes)

@@ -29,7 +29,7 @@ from oslo_config import cfg
 from durable_log.errors import LogError, LogReplaced, RecordConflict
 from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from pubsub_api.runtime.sockets.waking import Waker
 from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
@@ -59,7 +59,7 @@ class LeaderThread:
     def __init__(self, log: LogApi, conf: cfg.ConfigOpts) -> None:
         self._log = log
         self._conf = conf
-        self._log_trouble = SeldomLog(LOG)
+        self._log_trouble = RateLimitedLog(LOG)
         self._key = os.urandom(wire.KEY_BYTES)
         self._groups: dict[str, Leading] = {}
         self._led: dict[LeaseSettings, dict[Leading, None]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from heliograph_drivers.db.etcd.config import EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import HeliographError, InvalidConfig
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Endpoints:
         """Of the cluster that is used, None while nobody has said it."""
         self._current = listed[0]
         self._failed_at: dict[EtcdEndpoint, float] = {}
-        self._log_change = SeldomLog(LOG)
+        self._log_change = RateLimitedLog(LOG)
 
     @property
     def are_several(self) -> bool:

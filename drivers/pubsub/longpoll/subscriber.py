@@ -13,7 +13,7 @@ from heliograph_drivers.pubsub.longpoll.core.actions import LinkCounters
 from heliograph_drivers.pubsub.longpoll.link import LongpollLink
 from heliograph_drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from pubsub_api.driver import Asked, Disconnected
-from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, Reach, Tally, total
+from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, ResponderCount, Tally, total
 from pubsub_api.errors import TransportUnavailable
 
 _LOOP_TIMEOUT_S = 30.0
@@ -159,8 +159,8 @@ class LongpollSubscriber(DriverSubscriber):
     def _ask(self, frame: bytes) -> None:
         links = list(self._links.values())
         address = next(iter(self._links), "")
-        reach = Reach(len(links), lambda total: self._inbox.put_report(Asked(address, frame, total)))
-        reach.ask(functools.partial(link.query, frame) for link in links)
+        responders = ResponderCount(len(links), lambda total: self._inbox.put_report(Asked(address, frame, total)))
+        responders.ask(functools.partial(link.query, frame) for link in links)
 
     async def _close_links(self) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ from heliograph_drivers.pubsub.redis.wire import ServerError, Wire
 from pubsub_api.driver import LinkReport
 from pubsub_api.driver_kit import Tally, UseCounts, Waker
 from pubsub_api.errors import TransportUnavailable
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ListeningConnection:
         *,
         on_messages: Callable[[list[Message]], None],
         on_report: Callable[[LinkReport], None],
-        log_refusal: SeldomLog,
+        log_refusal: RateLimitedLog,
     ) -> None:
         """Connect and log in.  Blocks, each step for ``connect_timeout``."""
         self._settings = settings

@@ -25,7 +25,7 @@ from heliograph_drivers.pubsub.redis.wire import join_timeout_s, reconnecting
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.driver_kit import ReplaceableThread, Tally, Waker
 from pubsub_api.errors import LimitReached, TransportUnavailable
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RedisLink:
         self._on_messages = on_messages
         self._on_report = on_report
         self._tally = tally
-        self._log_refusal = SeldomLog(LOG)
+        self._log_refusal = RateLimitedLog(LOG)
         self._on_messages_lent = on_messages_lent
         self._reads_arrivals = reads_arrivals
         self._thread = ReplaceableThread(f"redis-link-{address}", self._run)

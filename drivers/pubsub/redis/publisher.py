@@ -28,7 +28,7 @@ from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherReport, SendRefused
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, Waker, join_thread, start_thread
 from pubsub_api.errors import Closed, HeliographError, LimitReached, TransportUnavailable, UsageError, WaitTimeout
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ class RedisResponder:
         self._settings = settings
         self._settle = settle
         self._tally = tally
-        self._log_garbage = SeldomLog(LOG)
+        self._log_garbage = RateLimitedLog(LOG)
         self._handler = handler
         prefix, scopes = settings.channel_prefix, settings.answer_scopes
         self._link = RedisLink(

@@ -14,7 +14,7 @@ from heliograph_drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, RedisLink
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver
-from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Reach, Tally
+from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, ResponderCount, Tally
 from pubsub_api.errors import TransportUnavailable
 
 
@@ -62,12 +62,12 @@ class RedisSubscriber(DriverSubscriber):
         channel, replies = channels.ask_channel(prefix, scope), channels.reply_channel(prefix, scope, self._nonce)
         with self._usable():
             links = [link for link in self._links.values() if link.is_up]
-        reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
-        if not reach.ask(functools.partial(link.post, channel, self._nonce + frame, replies) for link in links):
+        responders = ResponderCount(len(links), lambda total: self._report_responders(frame, total))
+        if not responders.ask(functools.partial(link.post, channel, self._nonce + frame, replies) for link in links):
             raise TransportUnavailable("no redis server is connected, or too many queries wait at once")
         return None
 
-    def _tell_reach(self, frame: bytes, responders: int) -> None:
+    def _report_responders(self, frame: bytes, responders: int) -> None:
         asked = Asked(self._settings.address, frame, responders)
         self._call(lambda receiver: receiver.on_link(asked))
 
@@ -139,7 +139,7 @@ class RedisSubscriber(DriverSubscriber):
         receiver meanwhile.  Returns True when the thread was replaced."""
         receiver = self._receiver
         channel, payload = messages[0]
-        if receiver is None or not receiver.lends or len(messages) > 1 or not payload.startswith(FRAME_PREFIX):
+        if receiver is None or not receiver.can_borrow or len(messages) > 1 or not payload.startswith(FRAME_PREFIX):
             self._on_messages(link, messages)
             return False
         prefix = self._settings.channel_prefix

@@ -21,7 +21,7 @@ from pubsub_api.core.scopes import SCOPES_MAX, group
 from pubsub_api.driver import Connected, Disconnected, PublisherReport
 from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, join_thread, start_thread
 from pubsub_api.errors import TransportUnavailable, UsageError
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class ZenohPublisher(DriverPublisher):
         self._session: ZenohSession | None = None
         self._router: Router | None = None
         self._sender: Sender | None = None
-        self._log_garbage = SeldomLog(LOG)
+        self._log_garbage = RateLimitedLog(LOG)
         self._answerers: list[threading.Thread] = []
 
     def _open(self, report: PublisherReport) -> None:

@@ -10,7 +10,7 @@ from heliograph_drivers.pubsub.zenoh.connection import COUNTED
 from heliograph_drivers.pubsub.zenoh.link import ZenohLink
 from heliograph_drivers.pubsub.zenoh.session import PROCESS
 from pubsub_api.driver import Asked
-from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, Reach, Tally
+from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, ResponderCount, Tally
 from pubsub_api.errors import TransportUnavailable
 
 
@@ -39,13 +39,13 @@ class ZenohSubscriber(DriverSubscriber):
         query, as `Asked`."""
         with self._usable():
             links = [link for link in self._links.values() if link.is_connected]
-            reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
-            is_asked = reach.ask(functools.partial(link.query, frame) for link in links)
+            responders = ResponderCount(len(links), lambda total: self._report_responders(frame, total))
+            is_asked = responders.ask(functools.partial(link.query, frame) for link in links)
         if not is_asked:
             raise TransportUnavailable("no link is up that could carry the query")
         return None
 
-    def _tell_reach(self, frame: bytes, responders: int) -> None:
+    def _report_responders(self, frame: bytes, responders: int) -> None:
         """Put the report into the inbox, behind the answers."""
         self._inbox.put_report(Asked(next(iter(self._links), ""), frame, responders))
 

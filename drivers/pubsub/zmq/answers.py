@@ -18,7 +18,7 @@ from heliograph_drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
 from heliograph_drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver_kit import GuardedHandler, Tally
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Answers:
         self._waiting: dict[bytes, collections.deque[_Answer]] = {}
         """Asker -> its answers, in the order of the questions."""
         self._waiting_count = 0
-        self._log_garbage = SeldomLog(LOG)
+        self._log_garbage = RateLimitedLog(LOG)
         self._asker: bytes | None = None
         """The sender of the message that is being read; None between messages."""
         self._account: Account | None = None

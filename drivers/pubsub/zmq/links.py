@@ -373,7 +373,7 @@ class SubscriberLinks:
 
     def pass_on_lent(self) -> bool:
         """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
-        if not self._receiver.lends or self._is_leaving:
+        if not self._receiver.can_borrow or self._is_leaving:
             self._pass_on()
             return False
         frames, self._frames = self._frames, []

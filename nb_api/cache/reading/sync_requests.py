@@ -16,7 +16,7 @@ from nb_api.config import GROUP
 from nb_api.coordination.snapshot_limit import TURN_S
 from nb_api.core.copy.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.notify_config import CACHE_GROUP, retry_interval
-from pubsub_api.runtime.loops import ToldCondition
+from pubsub_api.runtime.coroutines import AwaitableCondition
 
 _FEED = SyncTask("feed")
 
@@ -25,7 +25,7 @@ class SyncRequests:
     """Every method may be called from any thread.  ``changed`` is notified when `is_read` may have changed."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self.changed = ToldCondition()
+        self.changed = AwaitableCondition()
         """Guards everything here."""
         self._scheduler = SyncScheduler(_settings(conf), now=time.monotonic(), jitter=random.Random().random)
         self.is_loaded = False

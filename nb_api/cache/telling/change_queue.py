@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from nb_api.core.copy.differences import CacheChange, Resynced
 from pubsub_api.errors import Closed
-from pubsub_api.runtime.loops import ToldCondition
+from pubsub_api.runtime.coroutines import AwaitableCondition
 
 
 class ChangeQueue:
@@ -28,7 +28,7 @@ class ChangeQueue:
         self._size_max = size_max
         self._wants_changed = wants_changed
         self._turn = turn
-        self._changed = ToldCondition()
+        self._changed = AwaitableCondition()
         self._changes: deque[CacheChange] = deque()
         self._overrun: Resynced | None = None
         self._is_closed = False

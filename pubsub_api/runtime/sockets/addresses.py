@@ -1,4 +1,4 @@
-"""What an address says about which hosts can reach it.  For drivers and commands alike."""
+"""Which hosts can reach an address.  For drivers and commands."""
 
 from __future__ import annotations
 

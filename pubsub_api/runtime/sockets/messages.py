@@ -1,4 +1,4 @@
-"""Messages in a stream of bytes: each with its length before it, in 4 bytes.  Does no I/O."""
+"""Messages in a stream of bytes: the length of each is before it, in 4 bytes.  Does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import overload
 
 BYTES_MAX = 2**32 - 1
-"""The largest message that its length can tell."""
+"""The largest message: its length fits into 4 bytes."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -17,10 +17,10 @@ def pack(*parts: bytes, uncounted: int = 0) -> bytes:
 
 
 class Splitter:
-    """Cuts a stream into messages.  Holds at most one that is incomplete, and so at most ``bytes_max`` bytes.
+    """Cuts a stream into messages.  Keeps the bytes of one incomplete message only, so at most ``bytes_max``.
 
-    The bound may be changed between messages.  ``refuse`` makes the exception for a length of 0 or above the bound,
-    after which the stream is of no use.  ``uncounted`` bytes of each message, such as a signature, are not part of its
+    The bound may be changed between messages.  ``refuse`` makes the exception for a length of 0 or above the bound;
+    after it the stream cannot be used.  ``uncounted`` bytes of each message, such as a signature, are not part of its
     length.
     """
 
@@ -37,10 +37,10 @@ class Splitter:
     def feed(self, data: memoryview) -> Iterator[bytes | memoryview]: ...
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        """The messages that are complete now; to be gone through before more is fed.
+        """The messages that are complete now.  Exhaust the iterator before the next call.
 
-        Of a memoryview the messages are views as well, which saves copying them: they are good until the buffer behind
-        them is written to again.  Only a message that came in pieces is copied, and then it is bytes.
+        The messages of a memoryview are views, too, which saves copying: they are valid until their buffer is written
+        to again.  Only a message that came in pieces is copied, and then it is bytes.
         """
         at = 0
         if self._rest:
@@ -58,8 +58,8 @@ class Splitter:
         self._rest = bytes(data[at:])
 
     def lone(self, data: bytes | memoryview) -> bytes | memoryview | None:
-        """The message, when ``data`` is that and nothing else, as most often; None, and nothing is done, when it has to
-        be fed.  Of a memoryview it is a view, as in `feed`."""
+        """The message, when ``data`` is exactly one, which is the most frequent case.  Otherwise None, and nothing is
+        consumed: call `feed`.  For a memoryview the message is a view, as in `feed`."""
         before = self._before
         if self._rest or len(data) <= before or len(data) > self.bytes_max + before:
             return None
@@ -67,20 +67,20 @@ class Splitter:
         return data[_LENGTH.size :] if len(data) == before + size else None
 
     def _complete(self, data: bytes | memoryview) -> int:
-        """Add to the incomplete message what it lacks; returns how many bytes that were, -1 when it lacks more."""
+        """Complete the message in ``_rest``.  Returns how many bytes of ``data`` that took, -1 when more are needed."""
         taken = 0
         if len(self._rest) < _LENGTH.size:
             taken = min(_LENGTH.size - len(self._rest), len(data))
             self._rest += data[:taken]
             if len(self._rest) < _LENGTH.size:
                 return -1
-        rest, self._rest = self._rest, b""  # nothing of it is kept when it is refused
+        rest, self._rest = self._rest, b""  # keep nothing when `_size` raises
         lacking = self._size(rest, 0) - len(rest)
         self._rest = b"".join((rest, data[taken : taken + lacking]))
         return taken + lacking if len(data) - taken >= lacking else -1
 
     def _size(self, data: bytes | memoryview, at: int) -> int:
-        """Of the message that begins there, with its length."""
+        """Bytes of the message that begins at this offset, with those of its length."""
         size: int = _LENGTH.unpack_from(data, at)[0]
         if not 0 < size <= self.bytes_max:
             raise self._refuse(f"a message of {size} bytes; at most {self.bytes_max} are accepted")
@@ -88,5 +88,5 @@ class Splitter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of a message that is not complete yet."""
+        """Bytes kept of a message that is not complete yet."""
         return len(self._rest)

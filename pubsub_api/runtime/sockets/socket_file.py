@@ -1,4 +1,4 @@
-"""Socket files: made for their user alone, and replaced only when no process listens on them any more."""
+"""Socket files: only their user may open them, and they are replaced only when no process listens on them any more."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Credentials(NamedTuple):
 
 
 def credentials(sock: socket.socket) -> Credentials:
-    """Of the process at the other end, as the kernel knows them."""
+    """The credentials of the process at the other end, from the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Credentials(*_CREDENTIALS.unpack(raw))
 
 
 def is_trusted(peer: Credentials) -> bool:
-    """Whether the other end is run by our own user, or by root."""
+    """Whether the process at the other end belongs to our own user, or to root."""
     return peer.uid in (os.getuid(), 0)
 
 
@@ -46,7 +46,7 @@ def listen(path: pathlib.Path) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
+        # Before bind() this sets the mode with which the file is created, so that other users can never open it.
         os.fchmod(listener.fileno(), 0o600)
         listener.setblocking(False)
         files.check_directory(path.parent)
@@ -65,24 +65,24 @@ def listen(path: pathlib.Path) -> socket.socket:
 
 @contextlib.contextmanager
 def directory_locked(path: pathlib.Path) -> Iterator[None]:
-    """One process at a time looks at the file and replaces it.  The lock ends with the block, or with the process."""
+    """Hold a lock, so that one process at a time checks and replaces the file.  It ends with block or process."""
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has the file open, too
         os.close(descriptor)
 
 
 def _remove_dead(path: pathlib.Path) -> None:
-    """Remove the socket file of a process that is gone; raise AddressInUse when it lives."""
+    """Remove the socket file if its process has ended.  Raises AddressInUse if it runs, InvalidConfig for no socket."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
         return
     if not is_socket:
-        raise InvalidConfig(f"{path} exists and is no socket; it was left alone")
+        raise InvalidConfig(f"{path} exists and is no socket; it was not changed")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         outcome = probe.connect_ex(str(path))

@@ -1,4 +1,4 @@
-"""Waking a thread that sits in a poll, select or epoll."""
+"""Waking a thread that waits in poll, select or epoll."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import threading
 from pubsub_api.runtime import forking
 
 _ONE = (1).to_bytes(8, sys.byteorder)
-"""What an eventfd counts by; a pipe takes it as it is."""
+"""An eventfd reads it as a number to add; for a pipe any bytes are right."""
 _READ_BYTES = 65_536
-"""As much as a pipe holds."""
+"""The capacity of a pipe."""
 
 
 class Waker:
-    """A descriptor that becomes readable when it is woken, and stays so until it is cleared.
+    """A descriptor that `wake` makes readable, and that stays readable until `clear`.
 
-    `wake` may be called from any thread and from signal handlers, also after `close`; what is woken twice before it
-    looks is woken once.  In a forked child it does nothing: the thread that it would wake is the parent's.
+    `wake` may be called from any thread and from signal handlers, also after `close`; several calls before the thread
+    looks wake it once.  In a forked child it does nothing: the waiting thread is in the parent.
     """
 
     def __init__(self) -> None:
         """Raises OSError when there is no descriptor left."""
         self._is_closed = False
-        self._lock = threading.RLock()  # a handler of signals may interrupt another one
+        self._lock = threading.RLock()  # a signal handler may interrupt `wake` in the same thread
         if hasattr(os, "eventfd"):
             self.fd = self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:  # only Linux has it
@@ -39,19 +39,19 @@ class Waker:
         return self.fd
 
     def wake(self) -> None:
-        # The lock keeps `close` from giving the number to another file between the look and the write.
+        # Without the lock, `close` could free the number for another file between the check and the write.
         with self._lock:
             if not self._is_closed:
-                with contextlib.suppress(BlockingIOError):  # so full that it is readable
+                with contextlib.suppress(BlockingIOError):  # it is full, and so it is readable
                     os.write(self._wake_fd, _ONE)
 
     def clear(self) -> None:
-        """Do this before looking for what is to be done: what comes after the look wakes again."""
-        with contextlib.suppress(BlockingIOError):  # nobody woke it
+        """Call this before looking for work: work that comes after the look makes the descriptor readable again."""
+        with contextlib.suppress(BlockingIOError):  # it was not woken
             os.read(self.fd, _READ_BYTES)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until it is woken, and clear it; False when the time is over."""
+        """Block until `wake` is called, and clear the descriptor; False when the time is over."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         if not poller.poll(timeout_s * 1000):
@@ -60,7 +60,7 @@ class Waker:
         return True
 
     def close(self) -> None:
-        """No thread may be waiting any more.  Idempotent."""
+        """No thread may wait for it any more.  Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -97,7 +97,7 @@ def test_every_call_that_raises_is_counted_and_logged(caplog: pytest.LogCaptureF
     guarded.on_foreign("t", b"1")
     guarded.on_link(Connected("here"))
     assert guarded.on_frames_lent([b"1"], lambda: None) is False
-    assert (guarded.errors, guarded.lends) == (4, False)
+    assert (guarded.errors, guarded.can_borrow) == (4, False)
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 4
     assert all(record.exc_info for record in caplog.records)
 
@@ -107,7 +107,7 @@ def test_a_lender_that_raises_tells_whether_it_had_the_thread_replaced(has_relie
     relieved: list[bool] = []
     guarded = GuardedReceiver(RaisingLender(has_relieved=has_relieved))
     assert guarded.on_frames_lent([b"1"], lambda: relieved.append(True)) is has_relieved
-    assert (guarded.errors, guarded.lends, relieved) == (1, True, [True] * has_relieved)
+    assert (guarded.errors, guarded.can_borrow, relieved) == (1, True, [True] * has_relieved)
 
 
 def test_what_must_end_the_program_is_not_held_back() -> None:

@@ -129,7 +129,7 @@ def test_the_group_may_read_snapshots_and_nobody_else(folder: pathlib.Path) -> N
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_directory_in_which_everybody_may_replace_files_is_refused(make: Maker, folder: pathlib.Path) -> None:
     folder.chmod(0o777)
-    with pytest.raises((UnsafeFile, JournalError), match="everybody may replace files"):
+    with pytest.raises((UnsafeFile, JournalError), match="all users may replace files"):
         make(folder)
     assert list(folder.iterdir()) == []
 
@@ -229,7 +229,7 @@ def test_a_run_directory_that_everybody_may_write_is_refused(folder: pathlib.Pat
     conf.set_override("publisher_multiproc_socket", str(folder / "socket"), group="pubsub")
     assert config.multiproc_socket(conf) == folder / "socket"
     folder.chmod(0o777)
-    with pytest.raises(UnsafeFile, match="everybody may replace files"):
+    with pytest.raises(UnsafeFile, match="all users may replace files"):
         config.multiproc_socket(conf)
 
 

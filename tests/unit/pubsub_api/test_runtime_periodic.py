@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pubsub_api.errors import Closed, DriverError
-from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, dispersed
+from pubsub_api.runtime.periodic import Failures, PeriodicTask, PeriodicThread, with_jitter
 from tests.helpers.waiting import WAIT_S, wait_until
 
 LOG = logging.getLogger("tests.periodic")
@@ -190,7 +190,7 @@ def test_a_forked_child_runs_nothing_until_it_is_started_there() -> None:
 
 
 def test_dispersed_pauses_differ_and_keep_near() -> None:
-    found = {dispersed(8.0)() for _ in range(50)}
+    found = {with_jitter(8.0)() for _ in range(50)}
     assert len(found) > 1
     assert all(6.0 <= one <= 10.0 for one in found)
 

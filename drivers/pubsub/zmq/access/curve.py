@@ -23,11 +23,11 @@ from heliograph_drivers.pubsub.zmq.endpoints import Socket
 from heliograph_drivers.pubsub.zmq.options import GROUP
 from pubsub_api.driver_kit import Tally
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
-_log_refusal = SeldomLog(LOG)
+_log_refusal = RateLimitedLog(LOG)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"heliograph"

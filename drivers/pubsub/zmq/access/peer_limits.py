@@ -31,7 +31,7 @@ from heliograph_drivers.pubsub.zmq.access.connections import AcceptedConnection,
 from heliograph_drivers.pubsub.zmq.options import GROUP, peer_bytes_max
 from pubsub_api import config
 from pubsub_api.driver_kit import Tally
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 
 LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class PeerLimits:
         self._look_due = 0.0
         self._keys_due = 0.0
         self._unsent = 0
-        self._log_cut = SeldomLog(LOG)
+        self._log_cut = RateLimitedLog(LOG)
 
     def watch_port(self, port: int, host: str) -> None:
         """Watch the connections accepted at this port.  ``host`` is empty for all interfaces."""

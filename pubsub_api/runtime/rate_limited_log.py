@@ -1,7 +1,7 @@
-"""Logging of what others can make happen as often as they like: one line at first, then a summary now and then.
+"""Logging of events that other hosts can cause as often as they like: one line at first, then one per interval.
 
-A stranger that sends garbage must not fill the disk with log lines.  What happened is counted elsewhere, every time;
-the log only has to say that it happens, and an example of it.  For drivers to use, too.
+A host that sends garbage must not fill the disk with log lines.  Each event is counted elsewhere; the log only has to
+show that it happens, with an example.  Drivers may use it, too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pubsub_api.runtime import forking
 
 INTERVAL_S = 60.0
-"""Often enough to be seen by a reader of the log, seldom enough to be a few kilobytes a day."""
+"""Often enough for a reader of the log to see it, and a few hundred kilobytes a day at most."""
 
 
-class SeldomLog:
-    """Writes one kind of message at most once in ``interval_s``, with how many were left out before.  Thread-safe."""
+class RateLimitedLog:
+    """Writes one kind of message at most once per ``interval_s``, and how many it left out since.  Thread-safe."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SeldomLog:
         self._lock = threading.Lock()  # another thread of the parent may have held it
 
     def __call__(self, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
-        """As ``logger.log``, or nothing when the last line was written lately."""
+        """As ``logger.log``; only counts when the last line was written less than ``interval_s`` ago."""
         with self._lock:
             now = self._clock()
             if now < self._next_at:

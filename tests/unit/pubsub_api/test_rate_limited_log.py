@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.rate_limited_log import RateLimitedLog
 from tests.helpers.waiting import WAIT_S
 
 
@@ -18,7 +18,7 @@ def test_a_thousand_messages_are_one_line_and_then_a_summary(caplog: pytest.LogC
         return [record.getMessage() for record in caplog.records if record.name == "seldom"]
 
     now = [0.0]
-    log = SeldomLog(logging.getLogger("seldom"), interval_s=10.0, clock=lambda: now[0])
+    log = RateLimitedLog(logging.getLogger("seldom"), interval_s=10.0, clock=lambda: now[0])
     for number in range(1000):
         log("refused question %d", number)
     assert messages() == ["refused question 0"]
@@ -46,7 +46,7 @@ def test_a_child_that_was_forked_while_a_line_was_being_written_can_log() -> Non
 
     logger = logging.getLogger("seldom-after-fork")
     logger.disabled = True  # the child must not write into what pytest captures
-    log = SeldomLog(logger, clock=clock)
+    log = RateLimitedLog(logger, clock=clock)
     thread = threading.Thread(target=log, args=("in the parent",))
     thread.start()
     assert is_inside.wait(WAIT_S)
