@@ -339,7 +339,7 @@ def open(
     of `pubsub_api.testing`.  Raises InvalidConfig, DriverNotFound, DriverDependencyMissing.
     """
     if conf is not None and not url is log is config_files is None:
-        raise UsageError("give either conf, or some of url, log and config_files: a conf replaces all of them")
+        raise UsageError("give conf, or url, log and config_files, but not both")
     if conf is None:
         if url is log is config_files is None:
             found = opening.surroundings()

@@ -329,7 +329,7 @@ class SharedTask:
             return not self._is_closed
 
     def close(self, *, wait: bool = True) -> None:
-        """Begin no more calls.  With ``wait``, block until the running call has returned, unless that call calls this."""
+        """Begin no more calls.  With ``wait``, block until the running call has returned, unless it calls this."""
         with self._changed:
             self._is_closed = True
             if wait and not self.is_mine:

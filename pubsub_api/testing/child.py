@@ -2,14 +2,14 @@
 
 ``python -m pubsub_api.testing.child publisher URL`` and ``... subscriber URL ADDRESS FILTER...`` read commands from
 standard input and answer on standard output, one JSON object per line.  The end of the input ends the process, so that
-nothing is left behind when the test dies.  `ChildProcess` is the other end of that conversation.
+none is left when the test ends.  `ChildProcess` is the other side.
 
 publisher
-    says ``{"address": ...}`` when it can send, then answers ``{"send": topic, "count": n, "size": bytes}`` with
+    writes ``{"address": ...}`` when it can send, then answers ``{"send": topic, "count": n, "size": bytes}`` with
     ``{"guid": hex, "last": number}``.  It answers every query with one reply.
 subscriber
-    says ``{"connected": true}`` when its link is up, then answers ``{"heard": topic}`` with
-    ``{"numbers": [...]}``, the numbers of the DATA frames it heard on that topic.
+    writes ``{"connected": true}`` when its link is up, then answers ``{"heard": topic}`` with
+    ``{"numbers": [...]}``, the numbers of the DATA frames that it received on that topic.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any, Protocol, TypeVar
 from pubsub_api import loading
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import PubSubApi
-from pubsub_api.errors import HeliographError, TransportUnavailable, WaitTimeout
+from pubsub_api.errors import HeliographError, WaitTimeout
 from pubsub_api.testing.frames import Frames, header
-from pubsub_api.testing.receivers import RecordingReceiver, eventually
+from pubsub_api.testing.receivers import RecordingReceiver, send_until_accepted
 
 START_S = 60.0
-"""How long a process may take to start and to answer, on a machine that has other things to do."""
+"""How long a process may take to start, and to answer, on a loaded machine."""
 
 Message = dict[str, Any]
 
@@ -46,7 +46,7 @@ Store = TypeVar("Store", bound=_HasClose)
 
 
 class ChildProcess:
-    """The parent's handle.  Use it in a ``with``: leaving it kills the process."""
+    """The parent's handle.  Use it in a ``with`` block: leaving the block kills the process."""
 
     def __init__(self, role: str, url: str, *arguments: str, module: str = "pubsub_api.testing.child") -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -65,18 +65,18 @@ class ChildProcess:
         self.kill()
 
     def receive(self, timeout_s: float = START_S) -> Message:
-        """The next thing it says.  Raises WaitTimeout, and HeliographError when it has died."""
+        """Block for the next message.  Raises WaitTimeout, and HeliographError when the process has ended."""
         try:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
-            raise WaitTimeout(f"the child process said nothing for {timeout_s} s") from None
+            raise WaitTimeout(f"the child process wrote nothing for {timeout_s} s") from None
         if not line:
             raise HeliographError(f"the child process ended with status {self._process.wait(START_S)}")
         message: Message = json.loads(line)
         return message
 
     def ask(self, **command: Any) -> Message:
-        """Give a command and wait for the answer."""
+        """Send a command and block for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
@@ -90,7 +90,7 @@ class ChildProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing.  It gets no chance to say good-bye to its peers."""
+        """End it at once with SIGKILL: it can neither send a BYE nor close anything."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -106,16 +106,16 @@ class ChildProcess:
 
 
 def work_on(open_store: Callable[[str], Store], answers: Callable[[Store, Message], Iterable[Message]]) -> None:
-    """The life of a child process that works on a database or a log: open the one that the last argument names, say
-    ``{"ready": true}``, then answer every command until the input ends."""
+    """The main function of a child process that uses a database or a log: open the one that the last argument names,
+    write ``{"ready": true}``, then answer every command until the input ends."""
     with contextlib.closing(open_store(sys.argv[-1])) as store:
-        _say({"ready": True})
+        _write({"ready": True})
         for command in _commands():
             for answer in answers(store, command):
-                _say(answer)
+                _write(answer)
 
 
-def _say(message: Message) -> None:
+def _write(message: Message) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -132,49 +132,38 @@ def _publish(driver: PubSubApi) -> None:
             reports.wait_connected(publisher.address, timeout_s=START_S)
         if driver.capabilities.queries:
             publisher.serve(lambda query: [frames.reply(query)])
-        _say({"address": publisher.address})
+        _write({"address": publisher.address})
         for command in _commands():
             last = 0
             for _ in range(command["count"]):
                 frame = frames.data(command["send"], command["size"])
                 last = header(frame).first
-                eventually(_sending(publisher.send, command["send"], frame), "the transport accepts a frame")
-            _say({"guid": frames.guid.hex(), "last": last})
+                send_until_accepted(publisher, command["send"], frame)
+            _write({"guid": frames.guid.hex(), "last": last})
     finally:
         publisher.close()
 
 
-def _sending(send: Callable[[str, bytes], None], topic: str, frame: bytes) -> Callable[[], bool]:
-    def is_sent() -> bool:
-        try:
-            send(topic, frame)
-        except TransportUnavailable:
-            return False
-        return True
-
-    return is_sent
-
-
 def _subscribe(driver: PubSubApi, address: str, filters: Sequence[str]) -> None:
-    subscriber, heard = driver.get_subscriber(), RecordingReceiver()
+    subscriber, received = driver.get_subscriber(), RecordingReceiver()
     try:
-        subscriber.initialize(heard)
+        subscriber.initialize(received)
         for topic_filter in filters:
             subscriber.register_topic(topic_filter)
         subscriber.register_listen_address(address)
         subscriber.daemonize()
-        heard.wait_connected(address, timeout_s=START_S)
-        _say({"connected": True})
+        received.wait_connected(address, timeout_s=START_S)
+        _write({"connected": True})
         for command in _commands():
-            headers = [header(frame) for frame in tuple(heard.frames)]
-            numbers = [seen.first for seen in headers if seen.kind == Kind.DATA and seen.topic == command["heard"]]
-            _say({"numbers": numbers})
+            headers = [header(frame) for frame in tuple(received.frames)]
+            numbers = [one.first for one in headers if one.kind == Kind.DATA and one.topic == command["heard"]]
+            _write({"numbers": numbers})
     finally:
         subscriber.close()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Play the role that the arguments name, until the input ends."""
+    """Be the publisher or the subscriber that the arguments name, until the input ends."""
     role, url, *rest = arguments
     driver = loading.build_driver(loading.conf_from_url(url))
     if role == "publisher":

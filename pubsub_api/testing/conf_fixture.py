@@ -5,7 +5,7 @@
     def test_it(pubsub_conf):
         conf = pubsub_conf("zmq://127.0.0.1:0")
 
-`fast_conf` is the same as a function, for programs without pytest in `pubsub_api.testing.fast_conf`.
+For programs without pytest, `pubsub_api.testing.fast_conf` has the same as a function.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ConfMaker = Callable[..., cfg.ConfigOpts]
 
 @pytest.fixture
 def pubsub_conf() -> Iterator[ConfMaker]:
-    """`fast_conf`, whose results are reset at the end of the test."""
-    made: list[cfg.ConfigOpts] = []
+    """`fast_conf`.  What it returned is reset at the end of the test."""
+    confs: list[cfg.ConfigOpts] = []
 
     def make(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts:
-        made.append(fast_conf(url, **overrides))
-        return made[-1]
+        confs.append(fast_conf(url, **overrides))
+        return confs[-1]
 
     yield make
-    for conf in made:
+    for conf in confs:
         conf.reset()
         conf.clear()

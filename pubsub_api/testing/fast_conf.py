@@ -1,4 +1,4 @@
-"""A ``conf`` for tests: private, parsed, and with times so short that a test does not wait; it needs no pytest."""
+"""A ``conf`` for tests, with times so short that a test does not wait.  Needs no pytest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FAST = {
     "ready_timeout": 1.0,
     "repair_timeout": 0.2,
 }
-"""Options of ``[pubsub]``, times in seconds: short where a test waits for them, and long where a loaded machine, on
-which a process may stand still for seconds, would see a fault that is not there."""
+"""Options of ``[pubsub]``, times in seconds: short where a test waits for them, and long where a pause of the process
+by seconds, on a loaded machine, would be taken for a fault."""
 SILENCE_S = 20.0
-"""A publisher is suspected after this long, unless ``missed_hellos_max`` is given: tests of silence give it."""
+"""A publisher is suspected after this long, unless a test gives ``missed_hellos_max``."""
 _MISSED_HELLOS = range(3, 1001)
 
 
 def fast_conf(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts:
-    """A new ``conf`` for the driver of ``url``.  ``overrides`` are options of ``[pubsub]``; they win over `FAST`."""
+    """A new ``conf`` for the driver of ``url``.  ``overrides`` are options of ``[pubsub]``, before those of `FAST`."""
     conf = loading.conf_from_url(url)
     values = {**FAST, **overrides}
     missed = min(max(int(SILENCE_S / values["max_idle_time"]), _MISSED_HELLOS[0]), _MISSED_HELLOS[-1])

@@ -1,9 +1,9 @@
-"""What a link does wrong, as a description (`Faults`) and as a machine that does it (`FaultInjector`).
+"""Faults of a link: their description (`Faults`), and the code that applies them to frames (`FaultInjector`).
 
-`Faults` is shared, thread-safe and may be changed while traffic flows.  A `FaultInjector` belongs to one direction of
-one link: frames go in, the frames that may pass now come out.  It reads no clock, starts no thread and draws the same
-number of random values for every frame, so that the fate of frame *n* depends on the seed, on *n* and on the settings
-at that moment, and on nothing else.  Everything it does to a frame is counted.
+`Faults` is shared, thread-safe and may be changed at any time.  A `FaultInjector` belongs to one direction of one link:
+frames go in, the frames that may pass now come out.  It reads no clock, starts no thread and draws the same number of
+random values for every frame, so that what happens to frame *n* depends only on the seed, on *n* and on the present
+settings.  Everything that it does to a frame is counted.
 
 It is not a model of any transport.  The memory driver puts one behind each subscriber, and
 `pubsub_api.testing.faulty.FaultyPubSub` puts one in front of any driver's receiver.
@@ -41,14 +41,14 @@ class FaultSettings:
     delay_s_max: float = 0.05
     reorder_span: int = 3
     kinds: Collection[int] | None = None
-    """Only frames of these kinds suffer from the five above; None means all.  Partition, freeze and disconnect spare
-    nobody."""
+    """Only frames of these kinds are dropped, duplicated, reordered and delayed; None: all.  The faults below apply to
+    every kind."""
     partitioned: bool = False
-    """Every frame is lost, and the loss is not told."""
+    """Every frame is lost, and neither end notices."""
     frozen: bool = False
-    """Frames pile up, to a bound, until the link thaws."""
+    """Frames are held, up to a bound, until the link thaws."""
     disconnected: bool = False
-    """Every frame is lost, and both ends are told."""
+    """Every frame is lost, and both ends report that the link is down."""
 
     def __post_init__(self) -> None:
         if self.kinds is not None:
@@ -63,7 +63,7 @@ class FaultSettings:
 
     @property
     def is_quiet(self) -> bool:
-        """True when every frame passes untouched."""
+        """Every frame passes unchanged."""
         return not (
             self.drop or self.duplicate or self.reorder or self.delay
             or self.partitioned or self.frozen or self.disconnected
@@ -72,10 +72,10 @@ class FaultSettings:
 
 @dataclasses.dataclass
 class FaultCounts:
-    """What was done to frames so far.  A frame can be counted under several names."""
+    """What was done to frames so far.  A frame may be counted under several names."""
 
     passed: int = 0
-    """Frames that came out, copies included."""
+    """Frames that came out, with copies."""
     dropped: int = 0
     duplicated: int = 0
     reordered: int = 0
@@ -84,40 +84,40 @@ class FaultCounts:
     """Lost to a partition or a disconnect."""
     frozen: int = 0
     overflowed: int = 0
-    """Lost because the injector held ``held_bytes_max`` already."""
+    """Lost because the injector already held ``held_bytes_max``."""
 
 
 class FaultsWatcher(Protocol):
-    """An object that holds frames back or reports links, and so must learn that the controls changed."""
+    """An object that must react to a change of the settings, because it holds frames or reports links."""
 
     def on_faults(self) -> None:
-        """The settings have changed; read them.  Calls may come late or twice: act on what holds now."""
+        """The settings have changed.  Read them: a call may come late or twice."""
 
 
 class Faults:
-    """The controls of a link, or of several links that shall behave alike.  Thread-safe."""
+    """The fault settings of one link, or of several links, and their counters.  Thread-safe."""
 
     def __init__(self, seed: int = 0, *, on_drop: Callable[[bytes], None] | None = None, **settings: Any) -> None:
         self.seed = seed
         self.on_drop = on_drop
-        """Called with every frame that ``drop`` loses, by the thread that brought it.  Must be quick and not raise."""
+        """Called with every frame that ``drop`` loses, by the thread that sends it.  Must not block and not raise."""
         self.settings = FaultSettings(**settings)
-        """The present settings.  Replaced as a whole, never changed in place: read it without a lock."""
+        """The present settings.  Replaced, never changed: read it without a lock."""
         self._lock = threading.Lock()
         self._counts = FaultCounts()
         self._watchers: weakref.WeakSet[FaultsWatcher] = weakref.WeakSet()
 
     def set(self, **settings: Any) -> None:
-        """Change some controls, keep the others.  Raises UsageError on a value that makes no sense."""
+        """Change some settings.  Raises UsageError for a value out of range."""
         with self._lock:
             self.settings = dataclasses.replace(self.settings, **settings)
             watchers = tuple(self._watchers)
-        # Outside the lock: a watcher takes locks of its own, and may read the counters.
+        # Not under the lock: a watcher takes locks of its own, and may read the counters.
         for watcher in watchers:
             watcher.on_faults()
 
     def partition(self, is_cut: bool) -> None:
-        """Lose every frame from now on (True), or stop doing so."""
+        """Begin (True) or end (False) to lose every frame."""
         self.set(partitioned=is_cut)
 
     def freeze(self) -> None:
@@ -125,7 +125,7 @@ class Faults:
         self.set(frozen=True)
 
     def thaw(self) -> None:
-        """Let the held frames go, in order, and hold no more."""
+        """Release the held frames in order, and hold no more."""
         self.set(frozen=False)
 
     def disconnect(self) -> None:
@@ -137,13 +137,13 @@ class Faults:
         self.set(disconnected=False)
 
     def heal(self) -> None:
-        """Stop every fault.  Frames that are held go out when their time comes."""
+        """End every fault.  Delayed frames pass at their time."""
         self.set(
             drop=0.0, duplicate=0.0, reorder=0.0, delay=0.0, partitioned=False, frozen=False, disconnected=False
         )  # fmt: skip
 
     def counts(self) -> FaultCounts:
-        """A copy of the counters of all injectors that follow these controls."""
+        """The counters of all injectors with these faults, as a copy."""
         with self._lock:
             return dataclasses.replace(self._counts)
 
@@ -154,14 +154,14 @@ class Faults:
                 setattr(self._counts, name, getattr(self._counts, name) + change)
 
     def watch(self, watcher: FaultsWatcher) -> None:
-        """Call ``watcher.on_faults()`` after every change, from the thread that makes it.  Held weakly."""
+        """Call ``watcher.on_faults()`` after every change, in the thread that makes it.  Keeps a weak reference."""
         with self._lock:
             self._watchers.add(watcher)
 
 
 @dataclasses.dataclass(eq=False)
-class _Overtaken:
-    """A frame that waits for others to pass it."""
+class _Reordered:
+    """A frame that waits until later ones have passed."""
 
     frame: bytes
     passes_left: int
@@ -169,10 +169,10 @@ class _Overtaken:
 
 
 class FaultInjector:
-    """One direction of one link.  Not thread-safe: its owner calls it under a lock of its own, with its own clock.
+    """Applies faults to one direction of one link.  Not thread-safe: its owner calls it under a lock, with its clock.
 
-    ``name`` tells the injectors that share one `Faults` apart, so that they do not all drop the same frames.  While
-    `is_idle` the owner may let frames pass it by; then they are neither counted nor numbered.
+    ``name`` distinguishes the injectors that share one `Faults`, so that they do not all drop the same frames.  While
+    `is_idle`, the owner need not call it; then frames are neither counted nor numbered.
     """
 
     def __init__(self, faults: Faults, name: str = "", *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
@@ -182,12 +182,13 @@ class FaultInjector:
         self._held_bytes = 0
         self._frozen: collections.deque[bytes] = collections.deque()
         self._delayed: list[tuple[float, int, bytes]] = []
-        self._overtaken: list[_Overtaken] = []
-        self._order = 0
+        """A heap of time, number, frame."""
+        self._reordered: list[_Reordered] = []
+        self._delayed_count = 0
         self._counts: collections.Counter[str] = collections.Counter()
 
     def push(self, frames: Iterable[bytes], now: float) -> list[bytes]:
-        """Take frames in, return those that pass now: earlier ones whose time has come, and the new ones."""
+        """Add frames.  Returns the frames that pass now: held frames that are due, and new ones."""
         settings = self._faults.settings
         out: list[bytes] = []
         self._release(settings, now, out)
@@ -196,28 +197,28 @@ class FaultInjector:
                 if self._hold(frame, "frozen"):
                     self._frozen.append(frame)
             else:
-                self._judge(settings, frame, now, out)
+                self._apply_faults(settings, frame, now, out)
         return self._counted(out)
 
     def due(self, now: float) -> list[bytes]:
-        """The held frames whose time has come."""
+        """The held frames that pass now."""
         out: list[bytes] = []
         self._release(self._faults.settings, now, out)
         return self._counted(out)
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing is held and nothing would be done to a frame."""
-        return self._faults.settings.is_quiet and not (self._frozen or self._delayed or self._overtaken)
+        """No frame is held, and a new frame would pass unchanged."""
+        return self._faults.settings.is_quiet and not (self._frozen or self._delayed or self._reordered)
 
     @property
     def next_due(self) -> float | None:
-        """When `due` will have something, None when time alone will bring nothing."""
+        """The time at which `due` will return frames; None when it will return none without another call or change."""
         if self._faults.settings.frozen:
             return None
         if self._frozen:
             return 0.0
-        times = [held.deadline for held in self._overtaken]
+        times = [held.deadline for held in self._reordered]
         if self._delayed:
             times.append(self._delayed[0][0])
         return min(times, default=None)
@@ -230,25 +231,25 @@ class FaultInjector:
         while self._frozen:
             frame = self._frozen.popleft()
             self._held_bytes -= len(frame)
-            self._judge(settings, frame, now, out)
+            self._apply_faults(settings, frame, now, out)
         while self._delayed and self._delayed[0][0] <= now:
-            self._let_out(heapq.heappop(self._delayed)[2], out)
-        late = [held for held in self._overtaken if held.deadline <= now]
+            self._release_one(heapq.heappop(self._delayed)[2], out)
+        late = [held for held in self._reordered if held.deadline <= now]
         for held in late:
-            self._overtaken.remove(held)
-            self._let_out(held.frame, out)
+            self._reordered.remove(held)
+            self._release_one(held.frame, out)
 
     def _lose_held(self) -> None:
-        """A link that goes down takes with it what was under way."""
-        lost = len(self._frozen) + len(self._delayed) + len(self._overtaken)
+        """The link went down, and the frames in transit are lost."""
+        lost = len(self._frozen) + len(self._delayed) + len(self._reordered)
         if lost:
             self._counts["cut"] += lost
-        for held in (self._frozen, self._delayed, self._overtaken):
+        for held in (self._frozen, self._delayed, self._reordered):
             held.clear()
         self._held_bytes = 0
 
-    def _judge(self, settings: FaultSettings, frame: bytes, now: float, out: list[bytes]) -> None:
-        """Decide the fate of one frame.  Always five draws, whatever is switched on."""
+    def _apply_faults(self, settings: FaultSettings, frame: bytes, now: float, out: list[bytes]) -> None:
+        """Decide what happens to one frame.  Always draws five numbers, also where faults are off."""
         drop, duplicate, reorder, delay, amount = (self._random.random() for _ in range(5))
         if settings.partitioned or settings.disconnected:
             self._counts["cut"] += 1
@@ -269,34 +270,35 @@ class FaultInjector:
         elif reorder < settings.reorder:
             passes = 1 + int(amount * settings.reorder_span)
             if self._hold(frame, "reordered"):
-                self._overtaken.append(_Overtaken(frame, passes, now + settings.delay_s_max))
+                self._reordered.append(_Reordered(frame, passes, now + settings.delay_s_max))
         else:
             self._pass(frame, out)
 
     def _pass(self, frame: bytes, out: list[bytes]) -> None:
-        """Let a frame through, and behind it those that waited for it to overtake them."""
+        """Let a frame pass, and then the reordered frames that waited for it."""
         out.append(frame)
-        for held in self._overtaken:
+        for held in self._reordered:
             held.passes_left -= 1
-        for held in [held for held in self._overtaken if held.passes_left <= 0]:
-            self._overtaken.remove(held)
-            self._let_out(held.frame, out)
+        for held in [held for held in self._reordered if held.passes_left <= 0]:
+            self._reordered.remove(held)
+            self._release_one(held.frame, out)
 
-    def _let_out(self, frame: bytes, out: list[bytes]) -> None:
+    def _release_one(self, frame: bytes, out: list[bytes]) -> None:
         self._held_bytes -= len(frame)
         out.append(frame)
 
     def _delay(self, frame: bytes, until: float) -> None:
         if self._hold(frame, "delayed"):
-            self._order += 1
-            heapq.heappush(self._delayed, (until, self._order, frame))
+            self._delayed_count += 1
+            heapq.heappush(self._delayed, (until, self._delayed_count, frame))
 
-    def _hold(self, frame: bytes, why: str) -> bool:
+    def _hold(self, frame: bytes, counter: str) -> bool:
+        """Count a frame as held; False when there is no room, and the frame is lost."""
         if self._held_bytes + len(frame) > self._held_bytes_max:
             self._counts["overflowed"] += 1
             return False
         self._held_bytes += len(frame)
-        self._counts[why] += 1
+        self._counts[counter] += 1
         return True
 
     def _counted(self, out: list[bytes]) -> list[bytes]:

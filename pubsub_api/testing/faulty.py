@@ -1,10 +1,10 @@
-"""Makes any driver lose, repeat, reorder, delay, freeze and disconnect, between two real processes too.
+"""Makes any driver lose, repeat, reorder, delay, freeze and disconnect, also between real processes.
 
-`FaultyPubSub` wraps a driver object.  Its publishers are the driver's own; its subscribers stand between the driver and
-the receiver, and do to the frames what the `Faults` say before the receiver sees them.  Queries suffer on their way
-out, replies on their way in.  With no fault set, the wrapped driver behaves as before: it passes the conformance suite.
+`FaultyPubSub` wraps a driver object.  Its publishers are those of the driver.  Its subscribers are between the driver
+and the receiver, and apply the `Faults` to the frames that the driver receives, and to the queries that it sends.
+Without faults it behaves as the wrapped driver, and passes the conformance suite.
 
-The faults of the ``memory`` driver are in its bus: see `memory_bus`.
+The ``memory`` driver has faults of its own: see `memory_bus`.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class BusControl(Protocol):
 
 
 def memory_bus(name: str = "default") -> BusControl:
-    """The bus behind ``memory://name``, made when it does not exist.  Hold it as long as its faults shall last."""
+    """The bus behind ``memory://name``, made if it does not exist.  Keep a reference as long as its faults last."""
     control: BusControl = loading.load_driver("memory").bus(name)  # type: ignore[attr-defined]
     return control
 
 
 class FaultyPubSub(PubSubApi):
-    """A driver whose subscribers are on a bad line.  ``faults`` may be changed at any time, from any thread."""
+    """A driver whose subscribers have a faulty link.  ``faults`` may be changed at any time, from any thread."""
 
     def __init__(self, inner: PubSubApi, faults: Faults) -> None:
         super().__init__(inner.conf)
@@ -67,7 +67,7 @@ class FaultyPubSub(PubSubApi):
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
-        """Not usable: this wraps a driver that is configured already."""
+        """Always raises UsageError: this wraps a driver that is configured already."""
         raise UsageError(f"{cls.__name__} wraps a driver object; configure that one ({url.scheme}://) on {conf!r}")
 
     @property
@@ -86,11 +86,11 @@ class FaultyPubSub(PubSubApi):
 
 
 class FaultySubscriber(SubscriberApi):
-    """Stands between a driver's subscriber and the receiver.  One thread of its own lets go what was held.
+    """Applies faults between a driver's subscriber and the receiver.  Its thread passes on frames that were held.
 
-    The receiver is called by the driver's thread or by that one, never by both at a time: the thread that calls has the
-    turn.  A turn is not a lock, so that a thread which waits for it gives up when the subscriber is closed; otherwise a
-    receiver that calls ``close`` would wait for a thread which waits for the receiver.
+    Threads of the driver, and this thread, call the receiver one at a time.  This is not a lock: a thread that waits to
+    call gives up when the subscriber is closed.  Otherwise a receiver that calls ``close`` would wait for a thread that
+    waits for the receiver.
     """
 
     def __init__(self, inner: SubscriberApi, faults: Faults, name: str = "") -> None:
@@ -99,17 +99,18 @@ class FaultySubscriber(SubscriberApi):
         self._faults = faults
         self._receiver: GuardedReceiver | None = None
         self._frames = FaultInjector(faults, f"frames {name}")
-        """Used by the thread that has the turn."""
+        """Used inside of `_call_exclusively`."""
         self._query_lock = threading.Lock()
         self._queries = FaultInjector(faults, f"queries {name}")
-        self._turn = threading.Condition()
-        self._has_turn = False
+        self._changed = threading.Condition()
+        """Guards the next four attributes."""
+        self._is_calling = False
         self._is_closed = False
         self._is_woken = False
         self._next_due: float | None = None
-        self._up: dict[str, bool] = {}
-        """Address -> what the driver reported last.  What the receiver was told also depends on the faults."""
-        self._told_up: set[str] = set()
+        self._is_up: dict[str, bool] = {}
+        """Address -> the last report of the driver.  What the receiver is told also depends on the faults."""
+        self._reported_up: set[str] = set()
         self._timer = threading.Thread(target=self._run, name=f"faulty-{name}", daemon=True)
 
     def initialize(self, receiver: Receiver) -> None:
@@ -141,16 +142,16 @@ class FaultySubscriber(SubscriberApi):
 
     @property
     def receiver_errors(self) -> int:
-        """Of the receiver, and of this object in its place."""
+        """Errors of the receiver, and of this object as the receiver of the driver."""
         return self._inner.receiver_errors + (self._receiver.errors if self._receiver is not None else 0)
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Of the driver.  What the faults did is counted by `Faults`."""
+        """The counters of the driver.  `Faults` counts what the faults did."""
         return self._inner.counters
 
     def query(self, frame: bytes) -> int | None:
-        """As the contract says.  A query that the faults drop or delay is not an error: None is returned."""
+        """As in the contract.  Returns None for a query that the faults drop or delay."""
         self._guard.check()
         if self._is_closed:
             raise Closed("the subscriber is closed")
@@ -168,29 +169,29 @@ class FaultySubscriber(SubscriberApi):
         if self._guard.is_child:
             self._inner.close()
             return
-        with self._turn:
+        with self._changed:
             self._is_closed = True
-            self._turn.notify_all()
+            self._changed.notify_all()
         self._inner.close()
         if self._timer.ident is not None and self._timer is not threading.current_thread():
             self._timer.join()
 
     def on_frames(self, frames: Sequence[bytes]) -> None:
         """Called by the driver."""
-        self._take_turn(lambda: self._hand_over(self._frames_that_pass(frames)))
+        self._call_exclusively(lambda: self._deliver(self._frames_that_pass(frames)))
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """Called by the driver.  What is no frame is spared, unless the link is cut."""
+        """Called by the driver.  A message that is no frame is only lost when the link is cut."""
         settings = self._faults.settings
         if settings.partitioned or settings.disconnected:
             self._faults.add_counts(cut=1)
         elif self._receiver is not None:
             receiver = self._receiver
-            self._take_turn(lambda: receiver.on_foreign(topic, payload))
+            self._call_exclusively(lambda: receiver.on_foreign(topic, payload))
 
     def on_link(self, report: LinkReport) -> None:
         """Called by the driver."""
-        self._take_turn(lambda: self._pass_report(report))
+        self._call_exclusively(lambda: self._pass_report(report))
 
     def on_faults(self) -> None:
         """Called by `Faults`."""
@@ -198,72 +199,72 @@ class FaultySubscriber(SubscriberApi):
 
     def _pass_report(self, report: LinkReport) -> None:
         if isinstance(report, Connected | Disconnected):
-            self._up[report.address] = isinstance(report, Connected)
+            self._is_up[report.address] = isinstance(report, Connected)
             self._report_links(getattr(report, "reason", ""))
-        elif self._receiver is not None and (isinstance(report, Asked) or report.address in self._told_up):
+        elif self._receiver is not None and (isinstance(report, Asked) or report.address in self._reported_up):
             self._receiver.on_link(report)
 
     def _report_links(self, reason: str) -> None:
-        """Tell the receiver what it should believe of each link, where that has changed."""
+        """Report to the receiver each link whose state, with the faults, has changed."""
         is_cut = self._faults.settings.disconnected
-        for address, is_up in self._up.items():
+        for address, is_up in self._is_up.items():
             shown_up = is_up and not is_cut
-            if self._receiver is None or shown_up == (address in self._told_up):
+            if self._receiver is None or shown_up == (address in self._reported_up):
                 continue
             if shown_up:
-                self._told_up.add(address)
+                self._reported_up.add(address)
                 self._receiver.on_link(Connected(address))
             else:
-                self._told_up.remove(address)
+                self._reported_up.remove(address)
                 self._receiver.on_link(Disconnected(address, reason))
 
     def _frames_that_pass(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         return frames if self._frames.is_idle else self._frames.push(frames, time.monotonic())
 
-    def _hand_over(self, frames: Sequence[bytes]) -> None:
+    def _deliver(self, frames: Sequence[bytes]) -> None:
         if frames and self._receiver is not None:
             self._receiver.on_frames(frames)
 
-    def _take_turn(self, work: Callable[[], None]) -> None:
-        """Do ``work`` when no other thread does any, or not at all when the subscriber is closed."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._is_closed or not self._has_turn)
+    def _call_exclusively(self, call: Callable[[], None]) -> None:
+        """Do the call while no other thread does one; drop it when the subscriber is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or not self._is_calling)
             if self._is_closed:
                 return
-            self._has_turn = True
+            self._is_calling = True
         try:
-            work()
+            call()
         finally:
-            with self._turn:
-                self._has_turn = False
+            with self._changed:
+                self._is_calling = False
                 due = self._frames.next_due
                 if due != self._next_due:
                     self._next_due, self._is_woken = due, True
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def _wake(self) -> None:
-        with self._turn:
+        with self._changed:
             self._is_woken = True
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while self._wait():
-            self._take_turn(self._release)
+            self._call_exclusively(self._release)
             self._release_queries()
 
     def _wait(self) -> bool:
-        """Sleep until something is due or has changed; False when the subscriber is closed."""
+        """Block until frames are due or `_wake` was called; False when the subscriber is closed."""
         with self._query_lock:
             dues = [due for due in (self._next_due, self._queries.next_due) if due is not None]
-        with self._turn:
+        with self._changed:
             timeout_s = max(0.0, min(dues) - time.monotonic()) if dues else None
-            self._turn.wait_for(lambda: self._is_closed or self._is_woken, timeout_s)
+            self._changed.wait_for(lambda: self._is_closed or self._is_woken, timeout_s)
             self._is_woken = False
             return not self._is_closed
 
     def _release(self) -> None:
         self._report_links("disconnected by a fault")
-        self._hand_over(self._frames.due(time.monotonic()))
+        self._deliver(self._frames.due(time.monotonic()))
 
     def _release_queries(self) -> None:
         with self._query_lock:

@@ -1,4 +1,4 @@
-"""Makes sound frames for tests of drivers: a driver may refuse anything that is not a frame."""
+"""Makes correct frames for tests of drivers: a driver may refuse other bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Frames:
-    """The frames of one publisher, numbered per topic like real ones.  No two of them are equal."""
+    """The frames of one publisher, numbered per topic as real ones are.  No two of them are equal."""
 
     def __init__(self) -> None:
         self.guid = os.urandom(frames.GUID_BYTES)
@@ -28,16 +28,16 @@ class Frames:
         return frames.pack(Kind.DATA, self.guid, topic, body, first=number, after=number - 1, count=1)
 
     def data_of_bytes(self, topic: str, frame_bytes: int) -> bytes:
-        """A DATA frame that has exactly this size as a whole, 100,000 bytes at least."""
+        """A DATA frame of exactly this size, with its header; at least 100,000 bytes."""
         overhead = len(self.data(topic, 100_000)) - 100_000
         return self.data(topic, frame_bytes - overhead)
 
     def query(self, number: int, topic: str = "asked") -> bytes:
-        """A QUERY that carries a number of its own, by which `reply` ties the answers to it."""
+        """A QUERY with a number, which `reply` copies into the answers."""
         return frames.pack(Kind.QUERY, self.guid, topic, msgspec.msgpack.encode([number]), first=number)
 
     def reply(self, query: bytes, part: int = 0, size: int = 10) -> bytes:
-        """A REPLY to ``query``: its ``first`` is the number of the query, its ``after`` the part of the answer."""
+        """A REPLY to ``query``: its ``first`` is the number of the query, its ``after`` is ``part``."""
         asked = header(query)
         body = msgspec.msgpack.encode([bytes(size)])
         return frames.pack(Kind.REPLY, self.guid, asked.topic, body, first=asked.first, after=part)

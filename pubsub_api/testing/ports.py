@@ -1,8 +1,8 @@
-"""Ports for tests that need to know one before it is bound, or while it is not.
+"""Ports for tests that need to know a port while no process has bound it.
 
-A port that the system hands out for port 0 is free again once it is closed, and the system may hand it to the next who
-asks: a server that comes back at its old port, or starts at one that was looked up, finds it taken now and then.
-`free_port` gives ports that the system does not hand out and that no other process of the tests was given.
+When a port that the system has chosen for port 0 is closed, the system may give it to another process.  So a server
+that restarts at its old port sometimes finds it in use.  `free_port` returns ports that the system does not choose, and
+that no other process of the tests uses.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that stays this process's own for as long as the process lives.
-
-    Raises OSError when there is none.
-    """
+    """A TCP port of the loopback interface, reserved for this process until it ends.  Raises OSError without one."""
     candidates = range(_LOWEST, _lowest_ephemeral())
     for port in _random.sample(candidates, len(candidates)):
         if _is_free(port) and _is_reserved(port):
@@ -30,7 +27,7 @@ def free_port() -> int:
 
 
 def _lowest_ephemeral() -> int:
-    """Where the ports begin that the system hands out."""
+    """The lowest port that the system chooses for port 0."""
     try:
         lowest = int(_EPHEMERAL.read_text().split()[0])
     except OSError:
@@ -48,12 +45,12 @@ def _is_free(port: int) -> bool:
 
 
 def _is_reserved(port: int) -> bool:
-    """Claim the port among the processes of the tests: by a name that only one may have, and that dies with it."""
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    """Try to reserve the port, by a socket name that one process can bind.  The kernel frees it with the process."""
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0heliograph-test-port-{port}")
+        reservation.bind(f"\0heliograph-test-port-{port}")
     except OSError:
-        claim.close()
+        reservation.close()
         return False
-    claim.detach()  # never closed: the claim ends with the process
+    reservation.detach()  # never closed: the reservation ends with the process
     return True

@@ -1,15 +1,15 @@
 """The definition of a correct driver, as tests.
 
-One line of pytest runs all of it on a driver that is installed under the entry point that the URL names::
+This class runs all of them with pytest on the driver that is installed under the name in the URL::
 
     class TestMine(DriverConformance):
         url = "mine://127.0.0.1:0"
 
-What a driver may need beyond that is in `ConformanceBase`: fixtures and methods to override.  The suite speaks to the
-driver contract (`pubsub_api.driver`) alone: no numbering, no repair, no session.
+`ConformanceBase` has fixtures and methods to override for drivers that need more.  The suite uses only the driver
+contract (`pubsub_api.driver`): no numbering, no repair, no session.
 
-Every wait is for a condition, with a deadline that only a broken driver meets.  That something does *not* arrive is
-shown by a sentinel which was sent after it and did arrive.
+Every wait is for a condition, with a deadline that only a broken driver exceeds.  To show that a frame does *not*
+arrive, a test sends a second frame after it, the sentinel, and waits for that one.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ class DriverConformance(
     ProcessConformance,
     ForkConformance,
 ):
-    """All of it.  Subclass this."""
+    """The whole suite.  Derive a test class from it."""

@@ -1,4 +1,4 @@
-"""Fixtures of the conformance suite, and what a driver's author may override."""
+"""Fixtures of the conformance suite, and what the test class of a driver may override."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pubsub_api.testing.ports import free_port
 
 
 class ConformanceBase:
-    """Configuration of a run.  ``url`` is all that most drivers need; port 0 asks for a free port."""
+    """Configuration of a run.  Most drivers need only ``url``; port 0 is a free port."""
 
     url: ClassVar[str]
     multi_process: ClassVar[bool] = True
-    """False: the driver does not cross processes, and the tests that need several are skipped."""
+    """False: the driver connects no processes, and the tests that need several are skipped."""
     link_rounds: ClassVar[int] = 20
-    """How often a link is made and used at once, to catch a Connected that comes too early."""
+    """How often a link is made and used as soon as it is up, to find a Connected that is reported too early."""
 
     @pytest.fixture
     def driver_url(self) -> str:
-        """The URL under test.  Override it as a fixture when a server or a directory must be made first.
+        """The URL under test.  Override this fixture when a server or a directory must be made first.
 
-        Processes that the suite starts configure themselves from this URL alone.
+        Processes that the suite starts are configured by this URL only.
         """
         return self.url
 
     @pytest.fixture
     def second_url(self, driver_url: str) -> str:
-        """Where a second publisher lives beside the first.  Override it when the URL names a fixed place to bind."""
+        """The URL of a second publisher.  Override it when the URL names a fixed address to bind."""
         return driver_url
 
     def make_conf(self, url: str) -> cfg.ConfigOpts:
@@ -47,7 +47,7 @@ class ConformanceBase:
         return loading.build_driver(conf)
 
     def url_at(self, url: str, address: str) -> str:
-        """The URL that makes a publisher own ``address``, given the URL that once led to it by an ephemeral port."""
+        """The URL with which a publisher binds ``address``, which another one got from ``url`` by an ephemeral port."""
         parts = urlsplit(url)
         if parts.port != 0:
             return url
@@ -55,15 +55,14 @@ class ConformanceBase:
         return parts._replace(netloc=f"{parts.netloc[:-2]}:{port}").geturl()
 
     def lasting_url(self, url: str) -> str:
-        """The URL with a port of its own where it asks for any: no process takes it while a publisher is away from
-        it."""
+        """The URL with a reserved port instead of port 0: no other process can bind it while the publisher restarts."""
         parts = urlsplit(url)
         if parts.port != 0:
             return url
         return parts._replace(netloc=f"{parts.netloc[:-2]}:{free_port()}").geturl()
 
     def send_foreign(self, address: str, topic: str, payload: bytes) -> None:  # noqa: ARG002 - for subclasses
-        """Send bytes that are no frame, as a plain user of the transport would.  Override it to run that test."""
+        """Send bytes that are no frame, as another program on the transport would.  Override it to run that test."""
         pytest.skip("the suite cannot send foreign messages on this transport")
 
     @pytest.fixture

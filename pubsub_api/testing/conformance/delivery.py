@@ -8,13 +8,13 @@ from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage
 
 ORDERED_FRAMES = 10_000
 WINDOW_FRAMES = 500
-"""Frames under way at most.  Drivers are best effort, and this suite does not test how much they buffer."""
+"""Most frames in transit.  Drivers are best effort, and this suite does not test how much they buffer."""
 SIZES = (0, 1, 40, 180, 700, 3_000)
 LARGE_BYTES = 1024 * 1024
 
 
 def send_in_windows(speaker: Speaker, listener: Listener, topic: str, count: int) -> list[bytes]:
-    """Send ``count`` frames, never more than a window ahead of what was heard; return them."""
+    """Send ``count`` frames, with at most a window of them not received yet; return them."""
     heard_before = len(listener.heard.frames)
     sent: list[bytes] = []
     while len(sent) < count:
@@ -95,7 +95,7 @@ class DeliveryConformance(ConformanceBase):
         for frames in sent:
             assert [frame for frame in heard if frame in frames] == frames
 
-    def test_control_frames_reach_who_asked_for_them(self, stage: Stage) -> None:
+    def test_control_frames_reach_subscribers_of_their_topic(self, stage: Stage) -> None:
         speaker = stage.publisher()
         curious = stage.subscriber(CONTROL_TOPIC, "sentinel")
         greedy = stage.subscriber("#")

@@ -1,6 +1,6 @@
-"""``fork()``: a child never touches what it inherited, and opens its own where the driver can live in a child.
+"""``fork()``: a child does not use inherited handles, and opens its own where the driver is fork-safe.
 
-A broken driver hangs in a forked child rather than fail, so the child is watched, and killed when it takes too long.
+A broken driver blocks in a forked child instead of failing, so the child is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_forked_child(work: Callable[[], str]) -> str:
     """
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of what is tested here
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
         pid = os.fork()
     if pid == 0:
         _work_and_exit(work, write_end)
@@ -46,7 +46,7 @@ def _work_and_exit(work: Callable[[], str], write_end: int) -> None:
     except BaseException as error:  # noqa: BLE001 - the parent gets it
         result = repr(error)
     os.write(write_end, result.encode())
-    # No cleaning up: that would be the parent's handlers, locks and buffers.
+    # Without clean-up: the exit handlers and buffers belong to the parent.
     os._exit(0)
 
 
@@ -89,7 +89,7 @@ class ForkConformance(ConformanceBase):
         assert in_forked_child(lambda: str({name: outcome(call) for name, call in calls.items()})) == expected
         listener.heard.wait_frame(speaker.send("t"))
 
-    def test_closing_what_was_inherited_harms_nobody(self, stage: Stage) -> None:
+    def test_closing_inherited_objects_does_not_disturb_the_parent(self, stage: Stage) -> None:
         speaker = stage.publisher()
         listener = stage.subscriber("t")
         result = in_forked_child(lambda: f"{outcome(speaker.api.close)} {outcome(listener.api.close)}")
@@ -97,7 +97,7 @@ class ForkConformance(ConformanceBase):
         listener.heard.wait_frame(speaker.send("t"))
         assert listener.api.is_running
 
-    def test_a_child_opens_its_own_or_is_told_at_once_that_it_cannot(self, stage: Stage, second_url: str) -> None:
+    def test_a_child_opens_its_own_objects_or_gets_an_error_at_once(self, stage: Stage, second_url: str) -> None:
         speaker = stage.publisher()
         listener = stage.subscriber("t")
 

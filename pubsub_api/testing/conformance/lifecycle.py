@@ -17,7 +17,7 @@ from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
 
 
 def python_threads() -> set[threading.Thread]:
-    """The threads that Python code started.  A foreign library's own threads appear as dummies when they call in."""
+    """The threads that Python code has started, without those of foreign libraries, which appear as dummies."""
     return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
 
 
@@ -49,7 +49,7 @@ class FailingReceiver(RecordingReceiver):
 
 
 class FailingLender(FailingReceiver):
-    """Raises as well where the driver lends its thread."""
+    """Raises also on a thread that the driver lends."""
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:  # noqa: ARG002
         self.on_frames(frames)
@@ -57,7 +57,7 @@ class FailingLender(FailingReceiver):
 
 
 class FailingKeeper(FailingReceiver):
-    """Has the driver go on in another thread before it raises."""
+    """Lets the driver replace the lent thread before it raises."""
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
         relieve()
@@ -66,7 +66,7 @@ class FailingKeeper(FailingReceiver):
 
 
 class SolitaryReceiver(RecordingReceiver):
-    """Notices when it is called while it is being called."""
+    """Counts calls that begin while another call runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class SolitaryReceiver(RecordingReceiver):
         is_free = self._busy.acquire(blocking=False)
         self.collisions += not is_free
         try:
-            threading.Event().wait(0.0005)  # a chance for others to collide
+            threading.Event().wait(0.0005)  # time for another thread to call
             yield
         finally:
             if is_free:

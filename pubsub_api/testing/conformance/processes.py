@@ -1,4 +1,4 @@
-"""Several processes: frames cross, and a process that is killed or stopped is survived by the others."""
+"""Several processes: frames reach other processes, which go on when one of them is killed or stopped."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pubsub_api.testing.receivers import eventually
 class ProcessConformance(ConformanceBase):
     @pytest.fixture
     def publisher_process(self, driver_url: str) -> Iterator[ChildProcess]:
-        """A publisher in another process.  The first thing it says is its address."""
+        """A publisher in another process.  Its first message has its address."""
         if not self.multi_process:
-            pytest.skip("the driver does not cross processes")
+            pytest.skip("the driver connects no processes")
         with ChildProcess("publisher", driver_url) as child:
             yield child
 
@@ -51,7 +51,7 @@ class ProcessConformance(ConformanceBase):
 
     def test_a_killed_publisher_is_replaced(self, stage: Stage, driver_url: str) -> None:
         if not self.multi_process:
-            pytest.skip("the driver does not cross processes")
+            pytest.skip("the driver connects no processes")
         url = self.lasting_url(driver_url)
         listener = stage.unstarted_subscriber("t")
         with ChildProcess("publisher", url) as predecessor:
@@ -72,7 +72,7 @@ class ProcessConformance(ConformanceBase):
 
     def test_a_stopped_subscriber_goes_on(self, stage: Stage, driver_url: str) -> None:
         if not self.multi_process:
-            pytest.skip("the driver does not cross processes")
+            pytest.skip("the driver connects no processes")
         speaker = stage.publisher()
         (address,) = stage.addresses([speaker])
         with ChildProcess("subscriber", driver_url, address, "t") as child:
@@ -95,7 +95,7 @@ class ProcessConformance(ConformanceBase):
 
     def test_a_killed_subscriber_does_not_disturb_the_publisher(self, stage: Stage, driver_url: str) -> None:
         if not self.multi_process:
-            pytest.skip("the driver does not cross processes")
+            pytest.skip("the driver connects no processes")
         speaker = stage.publisher()
         staying = stage.subscriber("t")
         with ChildProcess("subscriber", driver_url, staying.addresses[0], "t") as child:

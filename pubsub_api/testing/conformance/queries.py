@@ -1,4 +1,4 @@
-"""Queries: a question goes to all responders, the answers go to the asker alone."""
+"""Queries: a query goes to all responders, and the replies go only to the subscriber that asked."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def asker(stage: Stage, *speakers: Speaker) -> Listener:
 
 
 def answered(listener: Listener, start: int = 0) -> collections.Counter[int]:
-    """How many replies each query has had, among the frames heard from the ``start``-th on."""
+    """Query -> number of its replies, among the frames received from position ``start`` on."""
     headers = (header(frame) for frame in listener.heard.frames[start:])
     return collections.Counter(seen.first for seen in headers if seen.kind == Kind.REPLY)
 
 
 def wait_answered(listener: Listener, numbers: Sequence[int], start: int) -> None:
-    """Until each of these queries has a reply, among the frames heard from the ``start``-th on."""
+    """Block until each of these queries has a reply, among the frames received from position ``start`` on."""
     wanted = set(numbers)
     listener.heard.wait_until(lambda: wanted <= answered(listener, start).keys(), f"answers to {len(wanted)} queries")
 
@@ -62,7 +62,7 @@ class QueryConformance(ConformanceBase):
         with pytest.raises(NotSupported):
             listener.ask()
 
-    def test_an_answer_reaches_the_asker_and_nobody_else(self, stage: Stage) -> None:
+    def test_an_answer_reaches_only_the_subscriber_that_asked(self, stage: Stage) -> None:
         speaker = serving(stage, stage.publisher())
         first, second = asker(stage, speaker), asker(stage, speaker)
         for one, other in ((first, second), (second, first)):
@@ -100,7 +100,7 @@ class QueryConformance(ConformanceBase):
         listener = asker(stage, speaker)
         assert len(listener.wait_answers(listener.ask(), 3)) == 3
 
-    def test_everyone_who_serves_answers(self, stage: Stage) -> None:
+    def test_every_publisher_that_serves_answers(self, stage: Stage) -> None:
         speakers = [serving(stage, stage.publisher(), parts=2), serving(stage, stage.second_publisher(), parts=2)]
         listener = asker(stage, *speakers)
         number, query = listener.new_query()
@@ -125,7 +125,7 @@ class QueryConformance(ConformanceBase):
         number = listener.ask()
         assert listener.wait_answers(number, 1) == [(successor.frames.guid, 0)]
 
-    def test_a_handler_may_have_nothing_to_say(self, stage: Stage) -> None:
+    def test_a_handler_may_return_no_reply(self, stage: Stage) -> None:
         skip_without_queries(stage)
         speaker = stage.publisher()
         asked: list[int] = []
@@ -191,12 +191,12 @@ class QueryConformance(ConformanceBase):
         numbers = [listener.ask() for _ in range(3)]  # a loaded transport may lose one
         eventually(lambda: any(len(listener.answers(number)) == 2 for number in numbers), "a whole answer")
 
-    def test_a_query_that_nobody_serves_harms_nobody(self, stage: Stage) -> None:
+    def test_a_query_without_responders_disturbs_nothing(self, stage: Stage) -> None:
         skip_without_queries(stage)
         speaker = stage.publisher()
         listener = stage.subscriber("t")
         for _ in range(10):
-            with contextlib.suppress(TransportUnavailable):  # allowed: "it certainly went nowhere"
+            with contextlib.suppress(TransportUnavailable):  # allowed: it says that the query reached no responder
                 listener.ask()
         frame = speaker.send("t")
         assert listener.heard.wait_frames(1) == [frame]

@@ -1,6 +1,6 @@
-"""What a conformance test plays on: publishers, subscribers, and the frames they exchange.
+"""Publishers and subscribers for a conformance test, and the frames that they exchange.
 
-Everything opened here is closed at the end of the test, whatever happened in between.
+A `Stage` opens them, and closes all of them at the end of the test.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, QueryHandler, Subscribed, SubscriberApi
 from pubsub_api.errors import TransportUnavailable, WaitTimeout
 from pubsub_api.testing.frames import Frames, header
-from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually, send_until_accepted
 
 _query_numbers = itertools.count(1)
-"""Of all listeners, so that an answer which reaches the wrong one is told from its own."""
+"""Shared by all listeners, so that a listener can recognize an answer to the query of another one."""
 
 
 class Speaker:
-    """An initialized publisher."""
+    """The sending end of a driver, its reports, and the frames that it sends."""
 
     def __init__(self, api: PublisherApi, reports: RecordingReceiver) -> None:
         self.api = api
@@ -37,16 +37,7 @@ class Speaker:
         return frame
 
     def send_frame(self, topic: str, frame: bytes) -> None:
-        """Send, and again while the transport refuses the frame for now."""
-
-        def is_sent() -> bool:
-            try:
-                self.api.send(topic, frame)
-            except TransportUnavailable:
-                return False
-            return True
-
-        eventually(is_sent, f"the transport accepts a frame of {len(frame)} bytes")
+        send_until_accepted(self.api, topic, frame)
 
     def echo(self, parts: int = 1, size: int = 10) -> QueryHandler:
         """A handler that answers every query with ``parts`` replies of this publisher."""
@@ -54,7 +45,7 @@ class Speaker:
 
 
 class Listener:
-    """A subscriber and what it heard."""
+    """The receiving end of a driver, and what it received."""
 
     def __init__(self, api: SubscriberApi, heard: RecordingReceiver) -> None:
         self.api = api
@@ -68,7 +59,7 @@ class Listener:
             self.addresses.append(address)
 
     def start(self, *, timeout_s: float = WAIT_S) -> None:
-        """Begin to receive, and wait until every link is up."""
+        """Begin to receive, and block until every link is up."""
         self.api.daemonize()
         for address in self.addresses:
             self.heard.wait_connected(address, timeout_s=timeout_s)
@@ -102,7 +93,7 @@ class Listener:
 
 
 class Stage:
-    """Opens the two ends of one driver object, and closes all of them at the end."""
+    """Opens ends of one driver object, and closes all of them at the end."""
 
     def __init__(self, driver: PubSubApi, reopen: Callable[[str], PubSubApi], second_url: str) -> None:
         self.driver = driver
@@ -113,11 +104,11 @@ class Stage:
         self.listeners: list[Listener] = []
 
     def at(self, url: str) -> PubSubApi:
-        """Another driver object of the same kind, as another URL configures it."""
+        """Another driver object of the same kind, configured by another URL."""
         return self._reopen(url)
 
     def publisher(self, driver: PubSubApi | None = None) -> Speaker:
-        """An initialized publisher; a connect-based one has its link up."""
+        """An initialized publisher; if it is connect-based, its link is up."""
         speaker = self.unopened_publisher(driver)
         speaker.api.initialize(speaker.reports.on_link)
         if not self.capabilities.bind_based:
@@ -125,7 +116,7 @@ class Stage:
         return speaker
 
     def second_publisher(self) -> Speaker:
-        """A publisher beside the first, at an address of its own where drivers are bind-based."""
+        """A further publisher, at an address of its own where drivers are bind-based."""
         return self.publisher(self.at(self._second_url))
 
     def unopened_publisher(self, driver: PubSubApi | None = None) -> Speaker:
@@ -135,7 +126,7 @@ class Stage:
         return speaker
 
     def subscriber(self, *filters: str, to: Sequence[Speaker] | None = None) -> Listener:
-        """A running subscriber whose links are up, to these publishers or to all."""
+        """A running subscriber with links to these publishers, by default to all; the links are up."""
         listener = self.unstarted_subscriber(*filters)
         listener.listen_to(self.addresses(self.speakers if to is None else to))
         listener.start()
@@ -152,13 +143,13 @@ class Stage:
         return listener
 
     def addresses(self, speakers: Sequence[Speaker]) -> list[str]:
-        """Where to listen for these publishers."""
+        """The addresses to listen to for these publishers."""
         if self.capabilities.bind_based:
             return [speaker.address for speaker in speakers]
         return self.driver.listen_addresses()
 
     def close(self) -> None:
-        """Close everything, also when closing one of them fails; the first failure is raised at the end."""
+        """Close all ends, also when closing one of them fails; the first failure is raised at the end."""
         failures: list[Exception] = []
         closes = [listener.api.close for listener in self.listeners] + [speaker.api.close for speaker in self.speakers]
         for close in closes:
@@ -171,7 +162,7 @@ class Stage:
 
 
 def wait_routed(listener: Listener, speakers: Sequence[Speaker]) -> None:
-    """Ask until all of these publishers have answered once: queries have no Connected of their own."""
+    """Block until each of these publishers has answered a query: no driver reports when queries can reach them."""
     wanted = {speaker.frames.guid for speaker in speakers}
 
     def is_answered() -> bool:

@@ -1,4 +1,4 @@
-"""Topics and filters: a driver may deliver too much, never too little, and exactly when it says so."""
+"""Topics and filters: a driver may deliver too much, never too little, and exactly where its capabilities say so."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOSTILE = (
 
 
 def check_exactness(stage: Stage, listener: Listener, topic_filter: str, names: Iterable[str]) -> None:
-    """Send a frame on each topic; what the filter matches arrives, and the rest only from drivers that over-deliver."""
+    """Send a frame on each topic.  Those that the filter matches arrive; others if the driver delivers too much."""
     speaker = stage.speakers[0]
     sent = {name: speaker.send(name) for name in names}
     listener.heard.wait_frame(speaker.send(SENTINEL))
@@ -52,7 +52,7 @@ def check_exactness(stage: Stage, listener: Listener, topic_filter: str, names: 
 
 
 def wait_silenced(speaker: Speaker, listener: Listener, topic: str) -> None:
-    """Send pairs of a frame and a sentinel until the sentinel comes alone: unsubscribing takes time to reach a peer."""
+    """Send pairs of a frame and a sentinel until only the sentinel arrives: unsubscribing takes a while."""
 
     def is_silent() -> bool:
         frame = speaker.send(topic)

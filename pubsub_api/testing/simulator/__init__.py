@@ -1,17 +1,17 @@
 """The seeded simulator of the core: many nodes, virtual time, every fault, and an oracle.
 
-``simulate(seed)`` runs publishers, subscribers and caches over a bad network and raises `SimulationFailure` when the
-delivery contract is broken.  The same seed gives the same run, to the last line of its trace, so every failure can be
-replayed.  No thread, no socket, no real time: thousands of runs take a minute.
+``simulate(seed)`` runs publishers, subscribers and caches over a faulty network and raises `SimulationFailure` when the
+delivery contract is broken.  The same seed gives the same run with the same trace, so every failure can be replayed.
+No thread, no socket, no real time: thousands of runs take a minute.
 
-===============  =========================================================================
-``world``        virtual clock, chance, trace
-``profiles``     families of scenarios
-``network``      links, loss, repetition, delay, partition, queries
-``publishers``   a node that publishes; ``subscribers``, ``caches`` likewise
-``oracle``       what must hold at any time; ``verdict``: at the end
-``scenario``     one run; ``misfortunes``: what befalls it; ``runner``: many runs
-===============  =========================================================================
+==================  =========================================================================
+``world``           virtual clock, random numbers, trace
+``profiles``        families of scenarios
+``network``         links, loss, repetition, delay, partition, queries
+``publishers``      a node that publishes; ``subscribers`` and ``caches``: the other nodes
+``oracle``          what must hold at any time; ``verdict``: at the end
+``scenario``        one run; ``fault_schedule``: its faults; ``runner``: many runs
+==================  =========================================================================
 
 It simulates the core, not the drivers: those have the conformance suite.
 """

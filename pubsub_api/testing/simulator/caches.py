@@ -1,4 +1,4 @@
-"""A stand-alone cache: stores what it hears of all publishers and answers queries."""
+"""A stand-alone cache: it stores the frames of all publishers and answers queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SimCache:
         self.name = name
         self.settings = settings
         self.is_cut = False
-        """No node reaches it, and none knows."""
+        """No node can reach it, and no node notices."""
         self.is_alive = True
         self.cache = FrameCache(settings)
         self._guid = world.random.randbytes(frames.GUID_BYTES)
@@ -45,7 +45,7 @@ class SimCache:
         self.world.note(self.name, "crashes")
 
     def restart(self) -> None:
-        """Comes back empty."""
+        """Restart without any frames."""
         self.is_alive = True
         self.cache = FrameCache(self.settings)
         self._guid = self.world.random.randbytes(frames.GUID_BYTES)

@@ -1,9 +1,9 @@
-"""The transport between the nodes: best effort, told by a seed how bad it is today.
+"""The transport between the nodes: best effort, with faults that the seed decides.
 
-It keeps the promises of the driver contract and no others: a link is reported up only when frames sent from then on can
-arrive and every filter is in effect; a cut link is reported down, later; and a query tells how many it was sent to, or
-that it cannot tell.  In *bind* mode each publisher's address is a link of its own; in *broker* mode everybody has one
-link to something shared, and a publisher learns that its own came back.
+It does what the driver contract promises, and no more: a link is reported up only when frames sent from then on can
+arrive and every filter is in effect; a cut link is reported down, later; and a query returns the number of responders
+that it was sent to, or None.  In *bind* mode each publisher has an address, and so a link, of its own.  In *broker*
+mode every node has one link to a broker, and a publisher is told when its link is up again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKER = "broker"
 
 @dataclasses.dataclass
 class Rates:
-    """What happens to a frame on its way, as probabilities, and how long the way is."""
+    """Probabilities of what happens to a frame in transit, and how long that takes."""
 
     latency_s: float = 0.002
     drop: float = 0.0
@@ -40,7 +40,7 @@ class Rates:
 
 
 class SimulatedLink:
-    """One node's link to an address.  ``carries`` is the truth, ``is_reported_up`` what the node was told."""
+    """One node's link to an address.  ``carries``: frames arrive.  ``is_reported_up``: what the node was told."""
 
     def __init__(self, world: World, address: str, report: Callable[[str, bool], None], *, lag_s: float) -> None:
         """A link that carries frames is reported up within ``lag_s``."""
@@ -60,18 +60,18 @@ class SimulatedLink:
         return self._is_established and not self.is_blacked_out
 
     def connect(self) -> None:
-        """The other end is there; the link will be up after a while, unless it is cut."""
+        """The other end has appeared: the link will be up after a while, unless it is cut."""
         if not self.is_cut:
             self._generation += 1
             self._world.after(self._world.between(0.005, 0.2), self._establish, self._generation)
 
     def establish(self) -> None:
-        """Up, at once."""
+        """The link is up at once."""
         self._generation += 1
         self._establish(self._generation)
 
     def disconnect(self) -> None:
-        """The other end is gone; that will be reported after a while."""
+        """The other end is gone, which is reported after a while."""
         self._generation += 1
         self._is_established = False
         self._world.after(self._world.between(0.0, 0.3), self._report_down, self._generation)
@@ -108,12 +108,12 @@ class Network:
         self.subscribers: list[SimSubscriber] = []
         self.caches: list[SimCache] = []
         self.arrivals = 0
-        """How often a publisher has come to what is shared."""
+        """How often a publisher has connected to the broker."""
         self.data_frames = 0
         self.hello_frames = 0
         self.queries = 0
         self.idle_queries = 0
-        """Of these, the ones that reached no node."""
+        """Queries that were sent to no node."""
         self.replies = 0
         self._profile = profile
         self._knows_responders = knows_responders
@@ -137,12 +137,12 @@ class Network:
     # -- links
 
     def new_link(self, address: str, report: Callable[[str, bool], None]) -> SimulatedLink:
-        # Frames that come before the report make a subscriber ask what it will be told anyway.
+        # A subscriber that gets frames before the report asks for what the report would make it ask for anyway.
         is_prompt = self._profile.is_faultless or self._profile.is_join_sure
         return SimulatedLink(self.world, address, report, lag_s=0.0 if is_prompt else 0.1)
 
     def addresses(self) -> list[str]:
-        """What a subscriber listens to."""
+        """The addresses that a subscriber listens to."""
         return [BROKER] if self.is_broker else sorted({publisher.address for publisher in self.publishers})
 
     def is_there(self, address: str) -> bool:
@@ -157,7 +157,7 @@ class Network:
                 subscriber.link_to(publisher.address).connect()
 
     def link_publisher(self, publisher: SimPublisher) -> None:
-        """Connect a publisher to what is shared, usually before it publishes anything."""
+        """Connect a publisher to the broker, usually before it publishes anything."""
         publisher.link.on_established = self._note_arrival
         if self._profile.is_faultless or self._profile.is_join_sure or self.world.chance(0.7):
             publisher.link.establish()
@@ -190,20 +190,20 @@ class Network:
         drop = 0.0 if is_sure else self.rates.drop
         for subscriber in self.subscribers:
             if subscriber.is_alive and subscriber.listens_to(topic) and self._is_linked(subscriber, publisher):
-                self._carry(drop, subscriber.receive, self._worn(frame))
+                self._carry(drop, subscriber.receive, self._perhaps_damaged(frame))
         if topic != CONTROL_TOPIC and not is_hello and (not self.is_broker or publisher.link.carries):
             for cache in self.caches:
                 if cache.is_alive and not cache.is_cut:
                     self._carry(self.rates.cache_feed_drop, cache.store, frame)
 
-    def _worn(self, frame: bytes) -> bytes:
-        """The frame as it arrives: perhaps with a bit changed."""
+    def _perhaps_damaged(self, frame: bytes) -> bytes:
+        """The frame as it arrives, perhaps with one bit changed."""
         if not self.world.chance(self.rates.corrupt):
             return frame
         bit = self.world.random.randrange(8 * len(frame))
-        worn = bytearray(frame)
-        worn[bit // 8] ^= 1 << bit % 8
-        return bytes(worn)
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        return bytes(damaged)
 
     def _carry(self, drop: float, deliver: Callable[..., None], *arguments: Any) -> None:
         world, rates = self.world, self.rates
@@ -221,7 +221,7 @@ class Network:
     # -- questions
 
     def ask(self, subscriber: SimSubscriber, query: bytes) -> int | None:
-        """Send a query to all that serve queries; returns what a driver would."""
+        """Send a query to all responders; returns what a driver would return."""
         self.queries += 1
         if self.is_broker and not subscriber.link_to(BROKER).is_reported_up:
             return None
@@ -245,7 +245,7 @@ class Network:
         return subscriber.link_to(publisher.address).is_reported_up
 
     def _is_unreached(self) -> bool:
-        """Whether a question does not reach a responder, and no node knows."""
+        """Whether a query does not reach a responder, and no node notices."""
         return self.world.chance(self.rates.unreached)
 
     def _answer(self, subscriber: SimSubscriber, responder: SimPublisher | SimCache, query: bytes) -> None:

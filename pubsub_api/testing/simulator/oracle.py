@@ -1,8 +1,9 @@
-"""What must hold, whatever happens: the delivery contract, checked against a perfect memory of what was published.
+"""Checks the delivery contract against a complete record of what was published.
 
-The `Oracle` holds the database (the newest version of every object) and, for each subscriber, a `View`: what reached
-its consumer, what its resyncs covered, what it is owed, and a local cache kept as a careful program keeps one.  Order,
-repetition, silent holes and bounds are checked as they happen; debts are checked at the end, after a quiet time.
+The `Oracle` has the database (the newest version of every object) and, for each subscriber, a `View`: what reached its
+consumer, what its resyncs covered, what it is owed (must still get or be told of), and a local cache as a correct
+program keeps it.  Order, repetition, silent holes and bounds are checked at once; what is owed is checked at the end,
+after a quiet time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ StreamKey = tuple[bytes, str]
 FRAME_BYTES_MAX = 400
 """No frame of a simulation is larger."""
 FORGED_VERSION = 0
-"""No event that was published has it."""
+"""No published event has this version."""
 JOIN_REASONS = frozenset({Reason.INITIAL, Reason.NEW_LINK, Reason.SUBSCRIBED})
 
 
@@ -41,7 +42,7 @@ def forged_event(stamp: int) -> bytes:
 
 @dataclasses.dataclass
 class Stream:
-    """A stream as it truly is."""
+    """A stream as its publisher made it."""
 
     address: str
     topic: str
@@ -49,42 +50,44 @@ class Stream:
 
 
 class View:
-    """One subscriber, as its consumer sees the world."""
+    """What the consumer of one subscriber knows, and what it is owed."""
 
     def __init__(self) -> None:
         self.in_force = FilterSet()
-        """Filters whose resync was emitted: from then on nothing may be lost in silence."""
+        """Filters whose resync was delivered: from then on nothing may be lost in silence."""
         self.last: dict[StreamKey, int] = {}
         self.received: dict[StreamKey, set[int]] = {}
         self.covered: dict[StreamKey, int] = {}
         """Numbers up to this one were read from the database by a resync."""
         self.owed_from: dict[StreamKey, int] = {}
+        """Numbers from this one on are owed, unless they were received or covered."""
         self.unexcused: dict[StreamKey, int] = {}
-        """Numbers up to this one count even if the publisher is unknown: a link was reported since."""
+        """Numbers up to this one are owed even if the publisher is unknown: a link was reported up after them."""
         self.cache: dict[tuple[str, str], int] = {}
         self.reached: set[bytes] = set()
-        """Publishers that were heard and are not forgotten."""
+        """Publishers that the subscriber has received frames of, and has not forgotten."""
         self.forgotten = 0
         self.ready_at = float("inf")
-        """When its first resync was told."""
+        """The time of its first resync."""
         self.resyncs: Counter[Reason] = Counter()
-        self._forced: dict[str, bool] = {}
+        self._is_in_force: dict[str, bool] = {}
+        """Topic -> the result of `is_in_force`."""
 
     def is_in_force(self, topic: str) -> bool:
-        known = self._forced.get(topic)
+        known = self._is_in_force.get(topic)
         if known is None:
-            known = self._forced[topic] = self.in_force.match(topic)
+            known = self._is_in_force[topic] = self.in_force.match(topic)
         return known
 
     def enforce(self, topic_filter: str) -> None:
         if self.in_force.add(topic_filter):
-            self._forced.clear()
+            self._is_in_force.clear()
 
     def narrow(self, filters: FilterSet) -> None:
-        """Filters were dropped: what no other filter selects is owed no more, and its past is forgotten."""
+        """Filters were removed: topics that no other filter selects are owed no more, and their past is forgotten."""
         for topic_filter in [kept for kept in self.in_force if kept not in filters]:
             self.in_force.discard(topic_filter)
-        self._forced.clear()
+        self._is_in_force.clear()
         for owed in [key for key in self.owed_from if not self.is_in_force(key[1])]:
             del self.owed_from[owed]
         for seen in [key for key in self.last if not filters.match(key[1])]:
@@ -98,7 +101,7 @@ class Oracle:
         self.network: Network | None = None
         self.streams: dict[StreamKey, Stream] = {}
         self.database: dict[tuple[str, str], tuple[int, StreamKey, int]] = {}
-        """Topic and key -> version, and which event of which stream told it."""
+        """Topic and key -> version, stream and number of the event that published this version."""
         self.views: dict[SimSubscriber, View] = {}
         self.events = 0
         self.deliveries = 0
@@ -173,7 +176,7 @@ class Oracle:
         last = view.last.get(key)
         if last is not None and first <= last:
             if subscriber.core.counters.peers.streams_evicted and view.covered.get(key, 0) >= last:
-                return  # It had to forget what it knew, and said so.
+                return  # it had to forget the stream, and a resync covered it
             raise Violation(f"{subscriber.name} got {key[1]} {first} after {last} of {key[0].hex()[:8]}")
         if not view.is_in_force(key[1]):
             return
@@ -214,7 +217,7 @@ class Oracle:
             self._check_lost(subscriber, resync)
 
     def _check_lost(self, subscriber: SimSubscriber, resync: Resync) -> None:
-        """Something of each stream that was given up must be in no cache that could have been asked."""
+        """Of each stream with lost events, at least one of these must be in no cache that the subscriber could ask."""
         assert self.network is not None
         publishers = [node.core.cache for node in self.network.publishers if node.is_alive and node.core.cache]
         caches = [*publishers, *(node.cache for node in self.network.caches if node.is_alive)]
@@ -241,7 +244,7 @@ class Oracle:
             self._forget(subscriber)
 
     def _forget(self, subscriber: SimSubscriber) -> None:
-        """The subscriber forgot publishers that were silent for long: it owes what they published until now."""
+        """The subscriber forgot publishers that were silent for long: it is owed what they published until now."""
         view = self.views[subscriber]
         view.forgotten = subscriber.core.counters.peers.publishers_forgotten
         gone = view.reached - subscriber.core.publishers.keys()
@@ -264,7 +267,7 @@ class Oracle:
         )
 
     def _check_noticed(self, subscriber: SimSubscriber, key: StreamKey, number: int) -> None:
-        """When a stream was idle for the idle time its last event has come, or the subscriber knows that it has not."""
+        """After the idle time of a stream, a subscriber has got its last event, or knows that the event is missing."""
         if not subscriber.is_alive or self.streams[key].head != number:
             return
         view = self.views[subscriber]

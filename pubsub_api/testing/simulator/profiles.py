@@ -1,6 +1,7 @@
-"""What kinds of misfortune a simulation may meet.
+"""Families of scenarios: which faults a simulation may have.
 
-A `Profile` gives ranges; the seed picks within them.  Counts are upper bounds, rates are upper bounds of probabilities.
+A `Profile` has ranges, and the seed picks within them.  Counts are upper bounds; rates are upper bounds of
+probabilities.
 """
 
 from __future__ import annotations
@@ -48,26 +49,26 @@ class Profile:
     caches: Range = (0, 2)
     topics: Range = (2, 6)
     bursts: Range = (4, 14)
-    """Bursts of each publisher."""
+    """Bursts of events, per publisher."""
     duration_s: tuple[float, float] = (4.0, 12.0)
-    """How long faults go on."""
+    """How long the time with faults is."""
     drop: float = 0.0
     duplicate: float = 0.0
     late: float = 0.0
     """Frames that overtake or are overtaken."""
     late_s: float = 0.4
     question_drop: float = 0.0
-    """Queries and replies, each."""
+    """Loss of queries, and of replies."""
     tells_arrivals: bool = False
-    """What is shared says whether a publisher has come since, and loses nothing on the way to connected subscribers."""
+    """The broker reports whether a publisher has connected since, and loses no frame to connected subscribers."""
     unreached: float = 0.0
-    """Responders that a query does not reach, and does not count."""
+    """Responders that a query does not reach, and that are not counted."""
     forged: int = 0
     """Forged or damaged hellos, with heads that do not exist."""
     has_early_events: bool = False
-    """A publisher that restarts publishes at once, before anybody can hear it."""
+    """A publisher that restarts publishes at once, before any subscriber can receive it."""
     closes_while_sending: bool = False
-    """A publisher that ends has accepted events that have no number yet."""
+    """A publisher that is closed has accepted events that have no number yet."""
     partitions: int = 0
     blackouts: int = 0
     """Partitions that no driver reports."""
@@ -79,43 +80,44 @@ class Profile:
     filter_changes: int = 0
     cache_crashes: int = 0
     corrupt: float = 0.0
-    """Frames of which a bit changes on the way.  Only a signature finds every such change."""
+    """Frames of which one bit changes in transit.  Only a signature finds every such change."""
     poison: float = 0.0
     """Events that no subscriber can decode."""
     cache_sizes: tuple[CacheSettings | None, ...] = (BIG_CACHE, BIG_CACHE, SMALL_CACHE, None)
-    """What a publisher keeps; the seed picks."""
+    """Caches of publishers; the seed picks."""
     cache_feed_drop: float = 0.0
-    """Loss on the way to stand-alone caches."""
+    """Loss of frames to stand-alone caches."""
     publisher: PublisherSettings = PUBLISHER
     subscriber: SubscriberSettings = SUBSCRIBER
     over_delivery: bool = True
-    """The transport may deliver topics that were not asked for; the seed decides."""
+    """The transport may deliver topics that no filter selects; the seed decides."""
     late_start: bool = True
     """Publishers and subscribers may start in the middle; the seed decides."""
     history: bool = True
-    """Subscribers may ask for the past; the seed decides."""
+    """Subscribers may ask for history; the seed decides."""
     queue_bytes_max: int = 0
-    """Room before each consumer; 0: it takes everything at once."""
+    """Size of the queue before each consumer; 0: no queue, the consumer takes every frame at once."""
     consume_s: tuple[float, float] = (0.0, 0.0)
-    """How long a consumer with such a queue takes for a frame."""
+    """How long a consumer with such a queue needs for a frame."""
     is_faultless: bool = False
-    """Nothing goes wrong: no traffic but data, hellos and the questions of joins; no resync but those of joins."""
+    """No faults: there must be no frames but data, hellos and the queries of joins, and no resyncs but those of joins.
+    """
     is_repairable: bool = False
-    """Questions are always answered: what some cache holds is never given up."""
+    """Queries are always answered: an event that a cache has must never be given up."""
     keeps_up: bool = False
-    """Consumers are quick enough on average: none is ever resynced for being slow."""
+    """Consumers are fast enough on average: no resync may say that one is too slow."""
     is_join_sure: bool = False
-    """It is known how many were asked, and so few questions are lost that a join is always answered: no stream is ever
-    unknown."""
+    """The number of responders is known, and so few queries are lost that a join is always answered: no stream may ever
+    be unknown."""
     delivers_new_lives: bool = False
-    """All that a living publisher ever sent is delivered, not only covered, to subscribers that were there before it
-    started."""
+    """Every event of a living publisher must be delivered, not only covered by a resync, to subscribers that were ready
+    before the publisher started."""
     is_hello_sure: bool = False
     """Hellos are never lost: loss is noticed within ``max_idle_time`` + ``message_delay_window``."""
     quiet_extra_s: float = 0.0
 
 
-# A cache may tell of a publisher before the link to it is up, and then what is published meanwhile is a hole.
+# Without caches: a cache may report a publisher before the link to it is up; events published meanwhile are a hole.
 CALM = Profile(name="calm", is_faultless=True, bursts=(3, 8), mode="bind", caches=(0, 0))
 CALM_BROKER = Profile(name="calm_broker", is_faultless=True, bursts=(3, 8), mode="broker")
 LOSSY = Profile(
@@ -218,9 +220,9 @@ PROFILES = {
 }  # fmt: skip
 
 _LARGE = {MANY_TOPICS.name: 1000, MANY_HEADS.name: 25}
-"""Profiles that take long come once in so many seeds."""
+"""Profiles that take long -> run one of so many seeds with it."""
 
 
 def profile_of(seed: int) -> Profile:
-    """The profile of a seed for which none is named."""
+    """The profile that a seed selects."""
     return profile_for(seed, PROFILES, _LARGE)

@@ -1,4 +1,4 @@
-"""A publishing node: the publisher core, driven as the runtime drives it, with a virtual clock."""
+"""A publishing node: the publisher core, called as the runtime calls it, with a virtual clock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pubsub_api.testing.simulator.world import Violation
 if TYPE_CHECKING:
     from pubsub_api.testing.simulator.scenario import Scenario
 
-# The runtime's threads sleep at least this long, so time always moves.
 TICK_S = 0.001
+"""The threads of the runtime sleep at least this long, so time always advances."""
 UNDECODABLE = b"\xc1"
 """A byte that no msgpack contains, in place of an event."""
 
@@ -89,7 +89,7 @@ class SimPublisher:
         return self.core.answer(messages.decode(messages.Query, query_frame, header), self._stamp(), self.world.now)
 
     def close(self) -> None:
-        """End cleanly: say goodbye, then go when it has left."""
+        """End in good order, with a BYE."""
         if self.is_alive:
             self.world.note(self.label, "says goodbye")
             for topic, frame in self.core.end(self.world.now, self._stamp()):

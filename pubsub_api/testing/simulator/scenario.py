@@ -1,7 +1,8 @@
-"""One run: which nodes there are, what they do, what befalls them, and when it is over.
+"""One run: its nodes, what they do, their faults, and the end.
 
-All of it is drawn from the seed before or while time runs.  First comes a time of faults, then a quiet time after which
-nothing may be owed, then an epilogue in which all publishers publish once more and all subscribers must hear it.
+Everything is drawn from the seed, before or during the run.  First there is a time with faults, then a quiet time after
+which no subscriber may be owed anything, then an epilogue: all publishers publish once more, and all subscribers must
+receive that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pubsub_api.core.sending.publisher import PublisherCore
 from pubsub_api.core.settings import History
 from pubsub_api.testing.simulator import verdict
 from pubsub_api.testing.simulator.caches import SimCache
-from pubsub_api.testing.simulator.misfortunes import Misfortunes
+from pubsub_api.testing.simulator.fault_schedule import FaultSchedule
 from pubsub_api.testing.simulator.network import Network, SimulatedLink
 from pubsub_api.testing.simulator.oracle import Oracle
 from pubsub_api.testing.simulator.profiles import BIG_CACHE, SMALL_CACHE, Profile
@@ -23,14 +24,14 @@ from pubsub_api.testing.simulator.world import Violation, World
 
 EPILOGUE_S = 1.5
 LINKS_UP_S = 0.8
-"""Without faults every link to a publisher is up, and was joined, so long after it started."""
+"""Without faults, every subscriber has a link to a publisher, and has joined it, so long after it started."""
 _LEVELS = ("a", "b", "c")
 _FILTERS = ("#", "a/#", "+", "+/b", "a/+", "b/#", "+/+/c")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cores:
-    """The classes under test; tests of the simulator itself put broken ones here."""
+    """The classes under test.  Tests of the simulator itself replace them by broken ones."""
 
     publisher: type[PublisherCore] = PublisherCore
     subscriber: type[SubscriberCore] = SubscriberCore
@@ -50,14 +51,14 @@ class Scenario:
         self.duration_s = world.between(*profile.duration_s)
         self.topics = self._draw_topics()
         self.publishers: dict[str, SimPublisher] = {}
-        """The latest life at each address."""
+        """Address -> the publisher that was started there last."""
         self._is_name_shared = not profile.is_faultless and world.chance(0.05)
         self.over_delivers = profile.over_delivery and world.chance(0.3)
 
     def run(self) -> None:
         """Raises Violation."""
         self._populate()
-        Misfortunes(self).plan()
+        FaultSchedule(self).plan()
         self.world.run_until(self.duration_s)
         self._restore()
         settings = self.profile.publisher, self.profile.subscriber
@@ -107,7 +108,7 @@ class Scenario:
 
     def _start_publisher(self, address: str) -> None:
         self.new_life(address)
-        # What is published before the links to it are up is asked for, and that is traffic.
+        # Subscribers would ask for events from before their link was up, and a faultless run must have no queries.
         first_s = self.world.now + (LINKS_UP_S if self.profile.is_faultless else 0.0)
         for _ in range(self.random.randint(*self.profile.bursts)):
             self.world.at(self.world.between(first_s, max(first_s, self.duration_s)), self.burst, address)
@@ -172,7 +173,7 @@ class Scenario:
     # -- the end
 
     def _restore(self) -> None:
-        """No more faults: every living node can be heard by all others."""
+        """End all faults: all living nodes can reach each other."""
         self.world.note("fault", "no more")
         self.network.heal()
         for node in self.living():
@@ -187,7 +188,7 @@ class Scenario:
             cache.is_cut = False
 
     def mend(self, link: SimulatedLink) -> None:
-        """Whatever cut the link is over."""
+        """End the faults of a link."""
         link.is_blacked_out = False
         if link.is_cut:
             link.is_cut = False
@@ -195,7 +196,7 @@ class Scenario:
                 link.connect()
 
     def _epilogue(self) -> None:
-        """Every publisher publishes once more, and its subscribers must hear it without any resync."""
+        """Every publisher publishes once more, and its subscribers must receive that without any resync."""
         if self.profile.subscriber.streams_max < len(self.topics):
             return
         resyncs = self.oracle.resyncs.total()

@@ -1,6 +1,6 @@
-"""What every simulator's runner needs: a failure that names its seed, and many seeds one after the other.
+"""What the runners of all simulators need: a failure that names its seed, and runs of many seeds.
 
-The cores of other packages are simulated in the same world, by scenarios of their own; they take this from here.
+Other packages simulate their cores in the same `World`, with scenarios of their own, and use this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ScenarioT = TypeVar("ScenarioT", bound=Runnable)
 
 
 def profile_for(seed: int, profiles: Mapping[str, ProfileT], large: Mapping[str, int]) -> ProfileT:
-    """The profile of a seed for which none is named.  Those that take long are ``large``: once in so many seeds."""
+    """The profile that a seed selects.  ``large``: profile that takes long -> one of so many seeds selects it."""
     for name, every in large.items():
         if seed % every == every - 1:
             return profiles[name]
@@ -36,7 +36,7 @@ def profile_for(seed: int, profiles: Mapping[str, ProfileT], large: Mapping[str,
 
 
 def run_scenario(seed: int, profile: str, make: Callable[[World], ScenarioT]) -> tuple[World, ScenarioT]:
-    """Run one seed.  Turns what is raised into a SimulationFailure that replays it and shows the end of the trace."""
+    """Run one seed.  Raises SimulationFailure, with the seed and the end of the trace, for every exception."""
     world = World(seed)
     try:
         scenario = make(world)
@@ -56,7 +56,7 @@ def run_each(
     *,
     is_first_enough: bool = False,
 ) -> list[SimulationFailure]:
-    """Simulate these seeds, or up to the first failure; returns the failures.  ``on_progress`` is called after each."""
+    """Simulate these seeds, or until the first failure; returns the failures.  ``on_progress`` is called after each."""
     failures: list[SimulationFailure] = []
     for seed in seeds:
         outcome: ReportT | SimulationFailure

@@ -1,4 +1,4 @@
-"""A subscribing node: the subscriber core, driven as the runtime drives it, with a virtual clock."""
+"""A subscribing node: the subscriber core, called as the runtime calls it, with a virtual clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pubsub_api.testing.simulator.scenario import Scenario
 
 INBOX_FRAMES_MAX = 60
-"""What a transport keeps for a process that stands still; the rest is lost."""
+"""What a transport keeps for a process that is stopped; more is lost."""
 IDLE_POLLS_MAX = 100
 _GUID = slice(9, 25)
 
@@ -56,8 +56,9 @@ class SimSubscriber:
             settings, filters, guid=self._guid, now=world.now, jitter=world.random.random, history=history
         )
         self._in_effect = FilterSet(filters)
-        """What the transport delivers."""
-        self._listened: dict[str, bool] = {}
+        """Filters that are in effect at the transport."""
+        self._listens_to: dict[str, bool] = {}
+        """Topic -> whether these filters select it."""
         self._over_delivers = scenario.over_delivers
         self._links: dict[str, SimulatedLink] = {}
         self._inbox: list[Arrival] = []
@@ -95,10 +96,10 @@ class SimSubscriber:
         """Whether the transport would deliver a topic to this node."""
         if self._over_delivers or topic == CONTROL_TOPIC:
             return True
-        listened = self._listened.get(topic)
-        if listened is None:
-            listened = self._listened[topic] = self._in_effect.match(topic)
-        return listened
+        known = self._listens_to.get(topic)
+        if known is None:
+            known = self._listens_to[topic] = self._in_effect.match(topic)
+        return known
 
     # -- what arrives
 
@@ -131,7 +132,7 @@ class SimSubscriber:
         if is_up:
             for topic_filter in self.core.filters:
                 self._in_effect.add(topic_filter)
-            self._listened.clear()
+            self._listens_to.clear()
             self.oracle.link_up(self, address)
             self.core.link_up(
                 address, self.world.now, str(self.network.arrivals) if self.network.tells_arrivals else ""
@@ -150,7 +151,7 @@ class SimSubscriber:
         if not self.is_alive or self.is_frozen or topic_filter not in self.core.filters:
             return
         self._in_effect.add(topic_filter)
-        self._listened.clear()
+        self._listens_to.clear()
         for link in self._links.values():
             if link.is_reported_up:
                 self.core.filter_up(topic_filter, self.world.now)
@@ -161,12 +162,12 @@ class SimSubscriber:
             self.world.note(self.name, "unsubscribes", topic_filter)
             self.core.filter_removed(topic_filter)
             self._in_effect.discard(topic_filter)
-            self._listened.clear()
+            self._listens_to.clear()
             self.oracle.filter_removed(self)
             self._after_call()
 
     def freeze(self) -> None:
-        """Stand still, as a stopped process does."""
+        """Do nothing, as a stopped process."""
         if self.is_alive:
             self.world.note(self.name, "freezes")
             self.is_frozen = True
@@ -207,7 +208,7 @@ class SimSubscriber:
             self._drain_queue()
 
     def _drain_queue(self) -> None:
-        """The slow consumer has taken something, or everything."""
+        """The slow consumer has taken a part of its queue, or all of it."""
         self._is_draining = False
         if self.is_alive and self.core.room.is_full:
             room_bytes = self.world.random.randrange(600) if self.is_slow else float("inf")
@@ -248,7 +249,7 @@ class SimSubscriber:
             self.world.after(self._consume_s, self._dequeue)
 
     def _dequeue(self) -> None:
-        """The consumer is done with a frame."""
+        """The consumer has finished a frame."""
         if not self.is_alive:
             return
         if not self.is_frozen:
@@ -299,12 +300,12 @@ class SimSubscriber:
 
     def _poll(self) -> None:
         self._wake_at = float("inf")
-        self._check_calm()
+        self._check_rest()
         self.core.poll(self.world.now)
         self._after_call()
 
-    def _check_calm(self) -> None:
-        """A core that wants to be woken every moment and does nothing would burn a processor."""
+    def _check_rest(self) -> None:
+        """Find a core that asks to be woken again and again without doing anything: it would use a whole processor."""
         self._idle_polls += 1
         if self._idle_polls == 1:
             self._idle_since = self.world.now

@@ -1,4 +1,4 @@
-"""The checks at the end of a run, when the network has been quiet for long enough: nothing may be owed any more."""
+"""The checks at the end of a run, after the quiet time: no subscriber may be owed anything any more."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pubsub_api.testing.simulator.world import Violation
 
 
 def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings, streams: int) -> float:
-    """Within this time of a quiet network every loss has been noticed and repaired or told.
+    """How long the network must be quiet until every loss was noticed, and repaired or reported by a resync.
 
-    A head that was heard before a resync, and not shown by then, is believed when it is heard again: so the hellos of
-    all streams of a publisher must have come once more, as slowly as their rate lets them.
+    A head that was announced before a resync, and whose events had not arrived by then, counts only when it is
+    announced again.  So the hellos of all streams of a publisher must have come once more, and their rate is limited.
     """
     repair_s = 1.5 * subscriber.repair_timeout_s * float(2**subscriber.repair_attempts_max)
     resync_s = subscriber.resync_jitter_s + subscriber.resync_interval_min_s
@@ -27,7 +27,7 @@ def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings, str
 
 
 def check_settled(oracle: Oracle, network: Network) -> None:
-    """Every living subscriber knows everything it should, waits for nothing, and has a true copy of the database."""
+    """Every living subscriber is owed nothing, waits for nothing, and has a correct copy of the database."""
     for subscriber in network.subscribers:
         if subscriber.is_alive:
             view = oracle.views[subscriber]
@@ -44,7 +44,7 @@ def check_settled(oracle: Oracle, network: Network) -> None:
 
 
 def check_traffic(oracle: Oracle, network: Network) -> None:
-    """Without faults nothing is asked but at joins, and nothing is answered unasked."""
+    """Without faults there are queries only at joins."""
     joins = sum(sum(view.resyncs.values()) for view in oracle.views.values())
     links = sum(len(network.addresses()) for _ in oracle.views)
     changes = sum(len(view.in_force) for view in oracle.views.values())
@@ -53,7 +53,7 @@ def check_traffic(oracle: Oracle, network: Network) -> None:
         raise Violation(f"{queries} queries, more than {joins} resyncs and {links} links explain")
     for subscriber in network.subscribers:
         counters = subscriber.core.counters
-        # History may cut a frame in two; the half that was not asked for counts as repeated.
+        # History may begin in the middle of a frame; the events before that count as repeated.
         repeated = 0 if subscriber.has_history else counters.intake.duplicates
         if counters.repair.gaps or counters.repair.queries or counters.lost or repeated or counters.bad_frames:
             raise Violation(f"{subscriber.name} saw faults where there were none: {counters}")
@@ -68,7 +68,7 @@ def _check_joined(subscriber: SimSubscriber, view: View) -> None:
 
 
 def _check_idle(subscriber: SimSubscriber) -> None:
-    """Nothing waits.  A subscriber without room for all streams never rests."""
+    """Nothing waits, except in a subscriber that has had to forget streams: it begins with them again and again."""
     for stream in _streams(subscriber):
         is_idle = stream.state is InStreamState.LIVE and not stream.has_hole and not stream.parked
         if not is_idle and not subscriber.core.counters.peers.streams_evicted:
@@ -104,7 +104,7 @@ def _check_debts(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
 
 
 def _check_new_lives(subscriber: SimSubscriber, view: View, network: Network) -> None:
-    """Of a living publisher that started after the subscription every event was delivered, from the first on."""
+    """Every event of a living publisher that started after the subscriber was ready has been delivered."""
     for publisher in network.publishers:
         if not publisher.is_alive or publisher.born <= view.ready_at:
             continue
@@ -116,8 +116,8 @@ def _check_new_lives(subscriber: SimSubscriber, view: View, network: Network) ->
 
 
 def _is_excused(view: View, key: StreamKey, number: int) -> bool:
-    """A subscriber cannot miss a publisher that was never heard, or was forgotten, unless its link was reported up
-    since."""
+    """A subscriber is not owed events of a publisher that it never received, or has forgotten, unless a link to it was
+    reported up since."""
     return key[0] not in view.reached and number > view.unexcused.get(key, 0)
 
 

@@ -1,7 +1,7 @@
-"""Virtual time, the one source of chance, and the record of what happened.
+"""Virtual time, the only source of random numbers, and the trace of a run.
 
-Everything in a simulation happens because something was scheduled here, and everything that is left to chance is drawn
-from the one generator here: so a seed decides the whole run.
+Everything in a simulation happens because it was scheduled here, and every random number comes from the one generator
+here: so the seed decides the whole run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SimulationFailure(AssertionError):
 
 
 class Violation(Exception):
-    """What an oracle raises; the runner adds the seed and the trace."""
+    """An oracle found a broken guarantee.  The runner adds the seed and the trace."""
 
 
 class World:
-    """The clock, the dice and the trace."""
+    """The virtual clock, the random numbers and the trace."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -45,15 +45,15 @@ class World:
         self._trace: list[tuple[Any, ...]] = []
 
     def after(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call ``action`` when ``delay_s`` have passed.  What is scheduled for one moment happens in that order."""
+        """Call ``action`` after ``delay_s``.  Actions of the same time are called in the order of their scheduling."""
         self.at(self.now + delay_s, action, *arguments)
 
-    def at(self, moment: float, action: Callable[..., None], *arguments: Any) -> None:
+    def at(self, due: float, action: Callable[..., None], *arguments: Any) -> None:
         self._count += 1
-        heapq.heappush(self._agenda, (moment, self._count, action, arguments))
+        heapq.heappush(self._agenda, (due, self._count, action, arguments))
 
     def run_until(self, end: float) -> None:
-        """Let everything happen that is due up to ``end``.  Raises what the actions raise."""
+        """Call all actions that are due until ``end``.  Raises what they raise."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= end:
             self.now, _, action, arguments = heapq.heappop(agenda)
@@ -63,7 +63,7 @@ class World:
             action(*arguments)
         self.now = end
 
-    # -- chance
+    # -- random numbers
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability
@@ -71,11 +71,11 @@ class World:
     def between(self, low: float, high: float) -> float:
         return low + (high - low) * self.random.random()
 
-    # -- the record
+    # -- the trace
 
-    def note(self, who: str, what: str, *details: Any) -> None:
-        """Remember a line of the trace; it is only formatted when it is read."""
-        self._trace.append((self.now, who, what, *details))
+    def note(self, node: str, what: str, *details: Any) -> None:
+        """Add a line to the trace.  It is formatted only when it is read."""
+        self._trace.append((self.now, node, what, *details))
 
     def digest(self) -> str:
         """A hash of the whole trace: equal for equal runs."""
@@ -84,6 +84,6 @@ class World:
     def lines(self, count: int) -> list[str]:
         """The last lines of the trace, readable."""
         return [
-            f"{moment:10.4f}  {who:<14} {what} {' '.join(map(str, details))}".rstrip()
-            for moment, who, what, *details in self._trace[-count:]
+            f"{time_s:10.4f}  {node:<14} {what} {' '.join(map(str, details))}".rstrip()
+            for time_s, node, what, *details in self._trace[-count:]
         ]

@@ -359,7 +359,7 @@ def test_the_asyncio_face_has_history_too(local: Domain) -> None:
 def test_frames_have_no_history(local: Domain) -> None:
     def on_frames(_deliveries: Sequence[Any]) -> None: ...
 
-    with pytest.raises(UsageError, match="neither groups nor kept history"):
+    with pytest.raises(UsageError, match="groups and kept history have none"):
         local.session.frames(["a"], on_frames, past=Durability.TRANSIENT)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What befalls the nodes of a scenario while its faults last: drawn from the seed, and mended again, mostly."""
+"""The faults of a scenario: drawn from the seed.  Most of them end again before the quiet time begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pubsub_api.testing.simulator.scenario import Scenario
 
 
-class Misfortunes:
+class FaultSchedule:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._world = scenario.world
@@ -26,7 +26,7 @@ class Misfortunes:
         self._network = scenario.network
 
     def plan(self) -> None:
-        """Schedule as many of each kind as the profile allows and the seed says."""
+        """Schedule faults: of each kind as many as the seed decides and the profile allows."""
         profile = self._scenario.profile
         for count_max, action in (
             (profile.partitions, self._partition),
@@ -44,21 +44,21 @@ class Misfortunes:
                 self._world.at(self._world.between(0.5, self._scenario.duration_s), action)
 
     def _later(self, low_s: float, high_s: float, action: Callable[..., None], *arguments: object) -> None:
-        """Schedule the end of a misfortune; what does not end in time ends with the quiet phase."""
-        moment = self._world.now + self._world.between(low_s, high_s)
-        if moment < self._scenario.duration_s:
-            self._world.at(moment, action, *arguments)
+        """Schedule the end of a fault, unless it is in the quiet time, at whose beginning all faults end."""
+        due = self._world.now + self._world.between(low_s, high_s)
+        if due < self._scenario.duration_s:
+            self._world.at(due, action, *arguments)
 
     # -- links
 
-    def _a_link(self) -> SimulatedLink | None:
+    def _draw_link(self) -> SimulatedLink | None:
         links = [link for node in self._scenario.living() for link in node.links()]
         if self._network.is_broker:
             links += [publisher.link for publisher in self._scenario.publishers.values() if publisher.is_alive]
         return self._random.choice(links) if links else None
 
     def _partition(self) -> None:
-        link = self._a_link()
+        link = self._draw_link()
         if link is not None and not link.is_cut:
             self._world.note("fault", "partition of a link to", link.address)
             link.is_cut = True
@@ -66,7 +66,7 @@ class Misfortunes:
             self._later(0.1, 5.0, self._scenario.mend, link)
 
     def _black_out(self) -> None:
-        link = self._a_link()
+        link = self._draw_link()
         if link is not None:
             self._world.note("fault", "blackout of a link to", link.address)
             link.is_blacked_out = True
@@ -94,8 +94,8 @@ class Misfortunes:
             self._later(0.01, 6.0, self._scenario.new_life, address)
 
     def _forge(self) -> None:
-        """A forged frame, or a damaged one, says in a publisher's name that events exist which do not."""
-        node = self._a_subscriber()
+        """A forged or damaged frame, which seems to come from a publisher, announces events that do not exist."""
+        node = self._draw_subscriber()
         if node is not None and self._world.chance(0.3):
             node.stop()
             self._scenario.start_subscriber(f"{node.name}'")
@@ -111,7 +111,7 @@ class Misfortunes:
         topic, head = self._random.choice(sorted(publisher.core.heads().items()))
         stamp = max(1, int((self._world.now + self._random.choice((-1.0, 0.0, 0.2, 2.0, 10**9))) * 1e9))
         if self._world.chance(0.3):
-            # Far away: real events that are lost, of numbers that forged ones have taken, leave no trace.
+            # Far numbers: where a forged event has the number of a real one that is lost, the loss cannot be noticed.
             first, body = head + self._random.choice((1000, 10**6, 10**9, 2**62)), pack_body([forged_event(stamp)])
             kind, after, count = Kind.DATA, self._random.choice((head, first - 1)), 1
         else:
@@ -124,30 +124,30 @@ class Misfortunes:
 
     # -- subscribers
 
-    def _a_subscriber(self) -> SimSubscriber | None:
+    def _draw_subscriber(self) -> SimSubscriber | None:
         living = self._scenario.living()
         return self._random.choice(living) if living else None
 
     def _restart_subscriber(self) -> None:
-        node = self._a_subscriber()
+        node = self._draw_subscriber()
         if node is not None:
             node.stop()
             self._later(0.01, 3.0, self._scenario.start_subscriber, f"{node.name}'")
 
     def _freeze(self) -> None:
-        node = self._a_subscriber()
+        node = self._draw_subscriber()
         if node is not None:
             node.freeze()
             self._later(0.2, 6.0, node.thaw)
 
     def _slow_down(self) -> None:
-        node = self._a_subscriber()
+        node = self._draw_subscriber()
         if node is not None:
             node.slow_down()
             self._later(0.2, 3.0, node.speed_up)
 
     def _change_filters(self) -> None:
-        node = self._a_subscriber()
+        node = self._draw_subscriber()
         if node is None:
             return
         chosen = self._scenario.draw_filter()
