@@ -1,4 +1,4 @@
-"""How long data is kept for those who come late, and how waiting for it can end."""
+"""How long data is kept for subscribers that come later, and how a wait for it can end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import enum
 
 
 class Durability(enum.IntEnum):
-    """How long data of a topic is kept.  The order is that of strength."""
+    """How long data of a topic is kept.  A larger value is a stronger promise."""
 
     VOLATILE = 0
     """Not at all."""
     TRANSIENT_LOCAL = 1
-    """As long as its publisher lives, by the publisher itself."""
+    """By its publisher, until the publisher ends."""
     TRANSIENT = 2
-    """As long as a service that keeps history lives."""
+    """By durability services, until all of them have ended."""
     PERSISTENT = 3
-    """On disk: when everything was down, too."""
+    """On disk: it outlives a restart of all processes."""
 
 
 class HistoryOutcome(enum.Enum):
@@ -23,7 +23,6 @@ class HistoryOutcome(enum.Enum):
 
     COMPLETE = "complete"
     TIMED_OUT = "timed out"
-    """There are services that keep history, and none is complete yet, or reading took too long.  Waiting again is
-    fine."""
+    """There are durability services, but none is complete yet, or reading took too long.  Waiting again may help."""
     NO_SERVICE = "no service"
-    """No service that keeps history answered."""
+    """No durability service has answered."""

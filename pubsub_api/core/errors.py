@@ -1,7 +1,7 @@
-"""Every error Heliograph raises, in one tree.
+"""Every error that Heliograph raises, in one tree.
 
-An error says whose fault it is (``fault``) and whether trying again can help (``retriable``), as class attributes, so
-that policy is data and a retry loop stays one line.  Messages name the thing that was wrong and what to do about it.
+Class attributes say whose fault an error is (``fault``) and whether trying again can help (``retriable``), so that a
+retry loop needs no list of classes.  Messages say what was wrong and what to do about it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ Fault = Literal["caller", "peer", "environment"]
 
 
 class HeliographError(Exception):
-    """Base of all errors.  Catch this to catch everything the product can raise."""
+    """Base of all errors that Heliograph raises."""
 
     fault: ClassVar[Fault] = "caller"
     retriable: ClassVar[bool] = False
 
 
 class UsageError(HeliographError, ValueError):
-    """The calling program asked for something that can never work."""
+    """The calling program asked for something that is never possible."""
 
 
 class InvalidTopic(UsageError):
@@ -31,15 +31,15 @@ class InvalidEvent(UsageError):
 
 
 class InvalidConfig(UsageError):
-    """Options contradict each other or have a value the selected driver cannot use."""
+    """Options contradict each other, or have a value that the selected driver cannot use."""
 
 
 class UnsafeFile(InvalidConfig):
-    """A private file, or its directory, could be read or replaced by another user.  The message says by whom."""
+    """Another user could read or replace a private file, or its directory.  The message says which user."""
 
 
 class LimitReached(HeliographError):
-    """A configured bound is used up.  The message names the option.  Nothing that was accepted before is affected."""
+    """A bound is reached; the message names the option, if it is one.  What was accepted before is not affected."""
 
 
 class Closed(HeliographError):
@@ -47,18 +47,18 @@ class Closed(HeliographError):
 
 
 class Forked(HeliographError):
-    """A handle that cannot live through ``fork()`` was used in a child process."""
+    """A handle that works only in the process that made it was used in a forked child."""
 
 
 class WaitTimeout(HeliographError, TimeoutError):
-    """A ``timeout_s`` given by the caller ran out.  Nothing was lost; waiting again is fine."""
+    """The ``timeout_s`` of the caller is over.  Nothing was lost, and the caller may wait again."""
 
     fault = "environment"
     retriable = True
 
 
 class FrameError(HeliographError):
-    """Bytes received from a peer are not a frame this version can use.  The frame is dropped and counted."""
+    """Bytes from a peer are no frame that this version can use.  They are dropped and counted."""
 
     fault = "peer"
 
@@ -68,7 +68,7 @@ class NotAFrame(FrameError):
 
 
 class UnsupportedVersion(FrameError):
-    """The frame states a wire version this release does not speak."""
+    """The frame has a wire version that this release does not support."""
 
 
 class MalformedFrame(FrameError):
@@ -84,15 +84,15 @@ class BadSignature(FrameError):
 
 
 class ImplausibleHead(FrameError):
-    """A frame tells of more events than can have been sent.  What it tells is ignored, and counted under this name."""
+    """A frame announces more events than can have been sent.  It is ignored, and counted under this name."""
 
 
 class UndecodableBody(FrameError):
-    """The header is sound but the body is not the msgpack that its kind prescribes."""
+    """The header is correct, but the body is not the msgpack that its kind prescribes."""
 
 
 class DriverError(HeliographError):
-    """A driver, or the foreign system behind it, could not do what was asked."""
+    """A driver, or the foreign system behind it, failed."""
 
     fault: ClassVar[Fault] = "environment"
 
@@ -104,11 +104,11 @@ class DriverNotFound(DriverError):
 
 
 class DriverDependencyMissing(DriverError):
-    """The driver is installed, the library it needs is not.  The message names the pip extra."""
+    """The driver is installed, but not the library that it needs.  The message names the pip extra."""
 
 
 class AddressInUse(DriverError):
-    """Another process has bound the address this publisher needs."""
+    """Another process has bound the address that this publisher needs."""
 
 
 class TransportUnavailable(DriverError):
@@ -118,7 +118,7 @@ class TransportUnavailable(DriverError):
 
 
 class NotPermitted(DriverError):
-    """The server or peer behind the driver does not let this program use the topic: its access control says so."""
+    """The access control of the server or peer behind the driver does not let this program use the topic."""
 
 
 class NotSupported(DriverError):

@@ -25,11 +25,11 @@ VERSION_MAX = 2**63 - 1
 class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """One change: what object (``table``, ``key``), what happened (``action``), its new ``value`` and ``version``.
 
-    ``version`` is the database's revision at the commit, 0 when there is none.  ``timestamp`` is a hybrid logical clock
-    value in nanoseconds; 0 lets the publisher stamp it.  ``headers`` are text for those on the way, such as the context
-    of a trace: 16 at most, 1024 bytes as JSON.  They take no part in order, versions and repair.
+    ``version`` is the revision of the database at the commit, 0 without one.  ``timestamp`` is a hybrid logical clock
+    value in nanoseconds; for 0 the publisher sets it.  ``headers`` are text that travels with the event, such as the
+    context of a trace: at most 16, and 1024 bytes as JSON.  Order, versions and repair do not depend on them.
 
-    The garbage collector does not look at events, which come by the hundred thousand: do not build a cycle through one.
+    The garbage collector ignores events, because there are so many: do not build a reference cycle through one.
     """
 
     table: str
@@ -50,26 +50,27 @@ class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
     offset: int = 0
     """Its offset in the shard of the log."""
     attempt: int = 1
-    """Which delivery this is, as far as the group knows."""
+    """The number of this delivery, from 1, as far as the group knows."""
     grant: int = 0
-    """Fencing token: the number of the grant under which it was delivered.  Rises when the partition changes hands."""
+    """Fencing token: the number of the grant under which it was delivered.  It rises when another member gets the
+    partition."""
     loan: int = 0
-    """Which loan of this process it came from."""
+    """The loan of this process under which it was delivered."""
 
 
 encode_fields = msgspec.msgpack.Encoder().encode
-"""The wire form of the six elements of an event, which were checked.  Raises ENCODING_ERRORS."""
+"""The wire form of the six elements of an event, which the caller has checked.  Raises ENCODING_ERRORS."""
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 check_parts = msgspec.to_builtins
-"""Refuses a value with a part that could be encoded and not be decoded again.  Raises ENCODING_ERRORS.
+"""Refuses a value with a part that can be encoded but not decoded again.  Raises ENCODING_ERRORS.
 
-What is encoded already (`msgspec.Raw`), an extension of msgpack, and an object with fields as a key of a dict: the
-encoder takes them, and no decoder does, or not as what they were.
+Such parts are encoded values (`msgspec.Raw`), extensions of msgpack, and objects with fields as keys of a dict: the
+encoder accepts them; decoders refuse them, or decode them as another type.
 """
 PLAIN_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
-"""Values of these need no check."""
+"""Values of these types need no check."""
 CHECK_INTERVAL = 64
-"""In a flood, of so many dicts one is looked into: that takes longer than to encode it."""
+"""In a flood, one of so many dicts is checked: the check takes longer than encoding."""
 _decode_any = msgspec.msgpack.Decoder().decode
 _decode_list = msgspec.msgpack.Decoder(list[Event], dec_hook=read_headers).decode
 decode_event = msgspec.msgpack.Decoder(Event, dec_hook=read_headers).decode
@@ -80,9 +81,9 @@ _ARRAY32 = struct.Struct(">BI")
 
 
 def check_value(value: Any) -> None:
-    """Refuse a value that could be encoded and not be decoded again.  Raises ENCODING_ERRORS.
+    """Refuse a value that can be encoded but not decoded again.  Raises ENCODING_ERRORS.
 
-    A value that is encoded as a whole (`msgspec.Raw`) is decoded to see that it can be.
+    A value that is encoded already (`msgspec.Raw`) is decoded for the check.
     """
     if type(value) is msgspec.Raw:
         _decode_any(value)
@@ -91,7 +92,7 @@ def check_value(value: Any) -> None:
 
 
 def encode_sound(event: Event, timestamp: int) -> bytes:
-    """The wire form of an event that needs no check, as of a change that a database has taken, with this timestamp."""
+    """The wire form of an event that needs no check, such as a change that a database has accepted."""
     if event.headers is NO_HEADERS or not event.headers:
         return encode_fields((event.table, event.key, event.action, event.value, event.version, timestamp))
     fields = (event.table, event.key, event.action, event.value, event.version, timestamp, _headers_of(event))
@@ -99,12 +100,12 @@ def encode_sound(event: Event, timestamp: int) -> bytes:
 
 
 def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> bytes:
-    """The wire form of one event, stamped with ``timestamp`` unless it has one.  Raises InvalidEvent.
+    """The wire form of one event, with ``timestamp`` unless it has one.  Raises InvalidEvent.
 
-    Checked here, in the caller's thread, because what leaves a publisher must be decodable by every subscriber.
-    Without ``looks_inside`` a dict is believed to be so: the caller has looked into others like it.
+    It is checked in the thread of the caller, because every subscriber must be able to decode what a publisher sends.
+    Without ``looks_inside`` the parts of a dict are not checked: the caller has checked similar ones.
     """
-    table = event.table  # one by one: this runs for every event, and unpacking would build a tuple
+    table = event.table  # separate assignments: unpacking would build a tuple for every event
     key = event.key
     action = event.action
     version = event.version
@@ -118,7 +119,7 @@ def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> 
             and not version >> 63  # from 0 to VERSION_MAX, in one operation
             and (stamp is timestamp or (type(stamp) is int and 0 < stamp <= VERSION_MAX))
         )
-    except TypeError:  # an action that cannot even be looked for
+    except TypeError:  # the action has no hash
         is_sound = False
     if not is_sound:
         raise InvalidEvent(_explain(event))
@@ -167,9 +168,9 @@ def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list
 def decode_one_by_one(
     frame: bytes, header: frames.Header, *, skip: int = 0
 ) -> tuple[list[Event], list[tuple[int, str]]]:
-    """The events of a DATA frame that can be decoded, without the first ``skip``, and number and fault of the others.
+    """The events of a DATA frame that can be decoded, without the first ``skip``; number and fault of the other events.
 
-    For a frame that `decode_events` has refused.  Raises UndecodableBody when it does not even have so many events.
+    For a frame that `decode_events` has refused.  Raises UndecodableBody when the number of events is wrong, too.
     """
     try:
         parts = _split(frames.body(frame, header))

@@ -1,8 +1,8 @@
 """The frame: the bytes that drivers move, caches keep and logs store.
 
-A frame is one msgpack array of twelve elements, so that any msgpack library reads it.  The elements before the topic
-are always written in the same widths, so that they stand at constant offsets: code that only routes, checks or stores
-a frame reads the header with one ``struct`` call and never touches the events.
+A frame is one msgpack array of twelve elements, so that any msgpack library can read it.  The elements before the topic
+have constant widths, so they are at constant offsets: code that only routes, checks or stores a frame reads the header
+with one ``struct`` call, and does not decode the events.
 
 ====== ======================== =========================================================================
 offset bytes                    element
@@ -47,7 +47,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC, TOPIC_BYTES_MAX, check_topic
 WIRE_VERSION = 1
 GUID_BYTES = 16
 GUID_AT = slice(9, 9 + GUID_BYTES)
-"""Where the GUID stands in a frame, for code that only counts senders."""
+"""The GUID in a frame, for code that only counts senders."""
 SEQUENCE_MAX = 2**63 - 1
 FRAME_OVERHEAD_BYTES_MAX = 60 + TOPIC_BYTES_MAX + 34
 
@@ -56,15 +56,15 @@ class Kind(enum.IntEnum):
     DATA = 1
     """Events."""
     HELLO = 2
-    """Where a stream stands (its topic), or that a publisher lives (control topic)."""
+    """The head of a stream (on its topic), or that a publisher is alive (on the control topic)."""
     BYE = 3
     """The publisher ends; its final heads."""
     QUERY = 4
-    """A question to caches."""
+    """A query to caches."""
     REPLY = 5
-    """A part of an answer."""
+    """A part of the answer to a query."""
     CONTROL = 6
-    """Anything else between parts of Heliograph.  Never handed to a user as an event."""
+    """Other messages between parts of Heliograph.  Never delivered to a program as an event."""
 
 
 class Flag(enum.IntFlag):
@@ -105,9 +105,9 @@ _AFTER_AT = 35
 _ARRAY32 = struct.Struct(">BI")
 _COUNT_AT = slice(44, 48)
 ONE_EVENT = _ARRAY32.pack(0xDD, 1)
-"""How the body of a DATA frame with one event begins, as every publisher here writes it."""
+"""The beginning of the body of a DATA frame with one event, as this package writes it."""
 PREFIX = b"\x9c\xa2HG"
-"""How every frame begins."""
+"""The beginning of every frame."""
 _BEGINNING = PREFIX + bytes((WIRE_VERSION,))
 _GUID_MARK = b"\xc4\x10"
 _UINT64, _UINT32, _STR16 = b"\xcf", b"\xce", b"\xda"
@@ -118,7 +118,7 @@ _MAC_BYTES = 32
 _KINDS = frozenset(int(kind) for kind in Kind)
 _DATA = int(Kind.DATA)
 _SCOPED = (int(Kind.QUERY), int(Kind.REPLY))
-"""Kinds that state what they are about in place of a topic, see `pubsub_api.core.scopes`."""
+"""Kinds that have a scope in place of a topic, see `pubsub_api.core.scopes`."""
 _FIXED_BYTES = _FIXED.size
 _LONE_BEGINNING = _BEGINNING + bytes((_DATA, 0)) + _GUID_MARK
 _LONE_COUNT = _UINT32 + (1).to_bytes(4, "big") + _UINT64
@@ -126,34 +126,34 @@ _new_header = functools.partial(tuple.__new__, Header)
 
 
 def is_frame(data: bytes) -> bool:
-    """Whether the bytes claim to be a frame.  Says nothing about the rest of them."""
+    """Whether the bytes begin as a frame does.  The rest is not checked."""
     return data[:4] == PREFIX
 
 
 def is_of_kind(frame: bytes, kind: Kind) -> bool:
-    """Whether a frame claims to be of a kind."""
+    """Whether a frame is of this kind.  Nothing else is checked."""
     return frame[5:6] == bytes((kind,))
 
 
 def name_of(frame: bytes) -> bytes:
-    """The topic or scope that a frame states, for code that only looks whether it came in the right place."""
+    """The topic or scope in a frame, for code that compares it with the place where the frame arrived.  No checks."""
     return frame[_FIXED_BYTES : _FIXED_BYTES + int.from_bytes(frame[_FIXED_BYTES - 2 : _FIXED_BYTES], "big")]
 
 
 class Stamp(NamedTuple):
-    """The header fields that decide what a queue of frames may do with one, without a check of the rest."""
+    """The header fields that a queue of frames needs to decide what it may drop or merge.  Not checked."""
 
     kind: int
     is_signed: bool
     stream: tuple[bytes, bytes]
-    """GUID and topic: numbers are dense within it."""
+    """GUID and topic: numbers have no gaps within a stream."""
     first: int
     after: int
     events: int
 
 
 def read_stamp(frame: bytes) -> Stamp | None:
-    """The stamp of a frame; None for bytes that are none."""
+    """The stamp of a frame; None for bytes that are no frame."""
     if not is_frame(frame) or len(frame) <= _FIXED_BYTES:
         return None
     kind, flags, guid, first, after, count, topic_bytes = _STAMP.unpack_from(frame)
@@ -162,9 +162,9 @@ def read_stamp(frame: bytes) -> Stamp | None:
 
 
 def with_after(frame: bytes, after: int, key: bytes | None) -> bytes:
-    """The same frame, following number ``after``: those between were skipped on purpose.
+    """The same frame with another ``after``: the numbers between were skipped on purpose.
 
-    A signed frame is signed again, for which ``key`` must be given.
+    A signed frame is signed again with ``key``.
     """
     stamp = read_stamp(frame)
     if stamp is None or stamp.after == after:
@@ -192,7 +192,7 @@ def pack(
     flags: int = 0,
     key: bytes | None = None,
 ) -> bytes:
-    """Build a frame.  ``body`` is msgpack already.  With ``key`` the frame is signed.  The topic was checked before."""
+    """Build a frame.  ``body`` is msgpack.  With ``key`` the frame is signed.  The caller has checked the topic."""
     name = topic.encode()
     if key:
         flags |= Flag.SIGNED
@@ -207,7 +207,7 @@ def pack(
 
 
 class DataPacker:
-    """Packs DATA frames of one publisher as `pack` does.  What all of them have in common is packed once."""
+    """Packs DATA frames of one publisher as `pack` does.  What they have in common is packed once."""
 
     __slots__ = ("_beginning", "_key")
 
@@ -216,7 +216,7 @@ class DataPacker:
         self._key = key
 
     def pack(self, topic: bytes, events: Sequence[bytes], *, first: int, after: int, timestamp: int) -> bytes:
-        """A frame of events that are encoded already, numbered from ``first`` on.  ``topic`` is a `topic_element`."""
+        """A frame of encoded events, numbered from ``first`` on.  ``topic`` is a `topic_element`."""
         count = len(events)
         numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, count, _UINT64, timestamp)
         parts = [self._beginning, numbers, topic, _ARRAY32.pack(0xDD, count), *events]
@@ -227,7 +227,7 @@ class DataPacker:
         return b"".join(parts)
 
     def pack_one(self, topic: bytes, event: bytes, first: int, after: int, timestamp: int) -> bytes:
-        """The same frame for one event, with less work: no other event waits with it."""
+        """As `pack` for one event, with less work."""
         if self._key:
             return self.pack(topic, (event,), first=first, after=after, timestamp=timestamp)
         numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, 1, _UINT64, timestamp)
@@ -235,16 +235,16 @@ class DataPacker:
 
 
 def topic_element(topic: str) -> bytes:
-    """The topic as it stands in a frame.  It was checked before."""
+    """The topic as an element of a frame.  The caller has checked it."""
     name = topic.encode()
     return _STR16 + len(name).to_bytes(2, "big") + name
 
 
 def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
-    """Read and check the header; the body is not looked at.
+    """Read and check the header.  The body is not checked.
 
-    Raises exactly one FrameError for anything that is not a sound frame: NotAFrame, UnsupportedVersion,
-    OversizedFrame, MalformedFrame, BadSignature.
+    Raises a FrameError for bytes that are no correct frame: NotAFrame, UnsupportedVersion, OversizedFrame,
+    MalformedFrame, BadSignature.  No bytes make it raise another exception.
     """
     size = len(frame)
     if size > bytes_max or size <= _FIXED_BYTES or frame[:5] != _BEGINNING:
@@ -263,15 +263,15 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
         _check_numbers(kind, first, after, count)
     name = frame[_FIXED_BYTES:body_start]
     topic = _read_topic(name) if kind == _DATA or kind not in _SCOPED else _read_scope(name)
-    # Made as the class itself would make it, without the detour through Python: this runs for every frame.
+    # As the class itself would make it, but without Python code: this runs for every frame.
     return _new_header((kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end))
 
 
 def unpack_lone(frame: bytes, bytes_max: int) -> Header | None:
-    """What `unpack` and `check_count` say of a sound, unsigned DATA frame of one event, as `DataPacker.pack_one` makes
-    it; None for every other, about which they have to be asked.
+    """The header of a correct, unsigned DATA frame of one event, as `DataPacker.pack_one` makes it; None for every
+    other frame, which needs `unpack` and `check_count`.
 
-    A lone event is waited for, so this compares what such frames have in common, and reads the rest in one go.
+    The latency of a lone event counts, so this compares what such frames have in common, and reads the rest at once.
     """
     size = len(frame)
     if not _FIXED_BYTES < size <= bytes_max or frame[:9] != _LONE_BEGINNING or frame[43:49] != _LONE_COUNT:
@@ -293,7 +293,7 @@ def unpack_lone(frame: bytes, bytes_max: int) -> Header | None:
 
 
 def _refusal(frame: bytes, bytes_max: int) -> FrameError:
-    """What is wrong with a frame that is too large, too short or begins otherwise."""
+    """The error for a frame that is too large or too short, or whose beginning is wrong."""
     size = len(frame)
     if size > bytes_max:
         return OversizedFrame(f"a frame of {size} bytes is larger than frame_bytes_max = {bytes_max}")
@@ -305,20 +305,20 @@ def _refusal(frame: bytes, bytes_max: int) -> FrameError:
 
 
 def body(frame: bytes, header: Header) -> memoryview:
-    """The body's msgpack, not copied."""
+    """The msgpack of the body, not copied."""
     return memoryview(frame)[header.body_start : header.body_end]
 
 
 def check_count(frame: bytes, header: Header) -> None:
-    """Raises MalformedFrame unless the body of a DATA frame begins as an array of as many events as the header states.
+    """Raises MalformedFrame unless the body of a DATA frame begins as an array of as many events as the header has.
 
-    Code that gives numbers to events by the header alone, before they are decoded, calls this first: a count that is
-    too high would take the numbers of events that are still to come.
+    Code that uses the numbers in the header before it decodes events must call this first: with a count that is too
+    high, the numbers of later events would be taken as received.
     """
     at, size = header.body_start, header.body_end - header.body_start
     mark = frame[at]
     if mark == 0xDD and frame[at + 1 : at + 5] == frame[_COUNT_AT] and header.count < size:
-        return  # as every publisher here writes it
+        return  # as this package writes it
     width = {0xDC: 2, 0xDD: 4}.get(mark, 0)
     stated = int.from_bytes(frame[at + 1 : at + 1 + width], "big") if width else mark & 0xF if mark >> 4 == 9 else 0
     if stated != header.count or stated >= size:

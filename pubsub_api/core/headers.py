@@ -1,8 +1,7 @@
 """Headers of an event: a small map of text that travels with it, such as the context of a trace.
 
-On the wire they are a seventh element of the event, a JSON object *as text*.  It is text because releases that know no
-headers read any text in that place, of which they make no use, and would refuse a map there.  An event without headers
-has no seventh element.
+On the wire they are a seventh element of the event, a JSON object *as text*.  It is text because releases without
+headers ignore a text in that place, and would refuse a map.  An event without headers has no seventh element.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 HEADERS_MAX = 16
-"""Of one event.  They travel, and are kept, with every event: for data there is the value."""
+"""Headers of one event.  They are sent and kept with every event; data belongs into the value."""
 HEADER_NAME_BYTES_MAX = 64
 HEADERS_BYTES_MAX = 1024
-"""Of all headers as JSON.  Nearly twice what the context of a trace takes (W3C: a traceparent of 55 bytes, a tracestate
-of 512), and less than what is set aside for the envelope of the largest event of a database."""
+"""All headers of an event as JSON.  Nearly twice the size of the context of a trace (W3C: a traceparent of 55 bytes, a
+tracestate of 512), and less than what is reserved for the envelope of the largest event of a database."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class Headers(dict[str, str]):
-    """Headers as they arrive.  Cannot be changed: all events without headers share one object."""
+    """Headers of a received event.  Cannot be changed: all events without headers share one object."""
 
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("the headers of an event cannot be changed: give it others")
+        raise TypeError("the headers of an event cannot be changed: make a new event with other headers")
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
@@ -42,16 +41,16 @@ NO_HEADERS = Headers()
 if TYPE_CHECKING:
     HeadersField = Mapping[str, str]
 else:
-    HeadersField = Headers  # no type that the decoder knows, so that it asks `read_headers`
+    HeadersField = Headers  # a type that the decoder does not know, so that it calls `read_headers`
 
 
 def read_headers(_: type, text: Any) -> Headers:
-    """What a decoder calls (``dec_hook``) for headers that have arrived.  Raises what it takes for undecodable."""
+    """The ``dec_hook`` of decoders, for the headers of a received event.  Raises what decoders raise."""
     return Headers(_decode(text))
 
 
 def write_headers(headers: Mapping[str, str]) -> str:
-    """Headers as they travel.  Raises ValueError with what is wrong with them."""
+    """The wire form of headers.  Raises ValueError with the reason."""
     if not isinstance(headers, Mapping):
         raise ValueError(f"headers must be a mapping, not {type(headers).__name__}")
     if len(headers) > HEADERS_MAX:

@@ -1,14 +1,13 @@
 """Leases in a store that can be read and written by compare-and-set.
 
-Theory of operation
--------------------
-A lease is a record whose version rises with every write.  No clock is compared with another.  The holder counts on its
-own clock, from before each write.  A process that watches counts on its own clock, too, how long the version has been
-the same, from after it read it.  The write was carried out between the two moments, so the holder's lease ends first,
-whatever the clocks show and however long calls to the store take.
+Theory of operation ------------------- A lease is a record whose version rises with every write.  No clock is compared
+with another.  The holder measures the lease on its own clock, from the time before each write.  A process that watches
+the record measures on its own clock how long the version has not changed, from the time after it read that version.
+The write was carried out between these two times.  So the lease of the holder ends first, whatever the clocks show and
+however long calls to the store take.
 
-A write is done, refused, or its outcome is not known.  Then only reading the record tells: it shows the mark of a write
-of our own, or the version that it had before, or another process has written it.
+A write is carried out, refused, or its outcome is unknown.  To learn an unknown outcome the process reads the record:
+it has the mark of a write of this process, or the version that it had before, or a write of another process.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from typing import Literal
 Outcome = Literal["done", "not done", "overtaken"]
 
 LEASE_S_MAX = 3600.0
-"""As that of the options: what died with a longer one would keep the others away for that long."""
+"""The bound of the options: when a holder dies, other processes must wait for the end of its lease."""
 
 
 def longer_lease_s(own_s: float, stated: object) -> float:
-    """How long a record must show no progress before it is over, for a process whose own lease is ``own_s``.
+    """How long a record must not change before its lease is over, for a process whose own lease lasts ``own_s``.
 
-    The holder counts the lease that its record states.  Processes may have different ones while an option is changed in
-    one after the other, so the longer one counts.  What no holder can have is not waited for, nor what a release before
-    did not state.
+    ``stated`` is the lease in the record, by which its holder measures.  While the option is changed in one process
+    after the other, both may differ, so the longer one counts.  A value that no holder can have, or that an earlier
+    release did not write, is ignored.
     """
     return max(own_s, stated) if isinstance(stated, int | float) and 0 < stated <= LEASE_S_MAX else own_s
 
@@ -36,66 +35,68 @@ def longer_lease_s(own_s: float, stated: object) -> float:
 class LeaseWrites:
     """The writes of one process to one record, each under the condition that the record still has `version`.
 
-    Call `begin` before each write and then `done` or `unknown`; a refused write needs no call.  After `unknown` read
-    the record and call `settle`.  ``remembered_max`` of the newest writes are recognised when they are read: more than
-    one where a write that was not answered may be carried out after a later look.
+    Call `begin` before each write, and `done` or `unknown` after it; a refused write needs no call.  After `unknown`
+    read the record and call `settle`, which recognises the last ``remembered_max`` writes: more than one where an
+    unanswered write may be carried out after a later read.
     """
 
     def __init__(self, *, remembered_max: int = 1) -> None:
         self.version = 0
-        """Of the record when it was last known, 0 for none."""
+        """The last known version of the record, 0 when it does not exist."""
         self.renewed_at = -math.inf
-        """When the newest write that is known to have been carried out began: the lease is counted from there."""
+        """When the last write that was certainly carried out began: the lease is measured from then."""
         self.is_uncertain = False
-        """Whether the outcome of a write is not known."""
+        """The outcome of a write is unknown."""
         self._remembered_max = remembered_max
-        self._begun: dict[Hashable, float] = {}
+        self._began: dict[Hashable, float] = {}
+        """Mark of a write -> when it began."""
 
     def begin(self, mark: Hashable, now: float) -> None:
-        """``mark`` is what the record shows of this write and of no other that is remembered."""
-        self._begun[mark] = now
-        if len(self._begun) > self._remembered_max:
-            del self._begun[next(iter(self._begun))]
+        """``mark`` is in the record after this write, and after no other that is remembered."""
+        self._began[mark] = now
+        if len(self._began) > self._remembered_max:
+            del self._began[next(iter(self._began))]
 
     def done(self, version: int) -> None:
-        """The newest write was carried out, and the record has this version."""
+        """The last write was carried out, and the record has this version."""
         self.version, self.is_uncertain = version, False
-        self.renewed_at = next(reversed(self._begun.values()))
+        self.renewed_at = next(reversed(self._began.values()))
 
     def unknown(self) -> None:
-        """The newest write was not answered."""
+        """The outcome of the last write is unknown."""
         self.is_uncertain = True
 
     def settle(self, mark: Hashable, version: int) -> Outcome:
-        """The record was read; version 0 for none.  A write of our own counts as done from when it began."""
+        """The record was read; version 0: it does not exist.  "done": one of our writes was carried out."""
         self.is_uncertain = False
-        if version and mark in self._begun:
-            self.version, self.renewed_at = version, self._begun[mark]
+        if version and mark in self._began:
+            self.version, self.renewed_at = version, self._began[mark]
             return "done"
         return "not done" if version == self.version else "overtaken"
 
 
 class LeaseProgress:
-    """How long the versions of some records have been the same, for a process that reads them now and then.
+    """How long the versions of records have not changed, for a process that reads them now and then.
 
-    A time without reading counts as ``gap_max_s`` at most: a process that could not read does not know whether the
+    Time between two reads counts for at most ``gap_max_s``: a process that could not read does not know whether the
     holder could write, and an outage that stopped both must not end the lease.
     """
 
     def __init__(self, *, gap_max_s: float = math.inf) -> None:
         self._gap_max_s = gap_max_s
-        self._seen: dict[str, tuple[int, float]] = {}
-        self._last: float | None = None
+        self._observed: dict[str, tuple[int, float]] = {}
+        """Key -> version, and for how long it has not changed."""
+        self._last_read: float | None = None
 
     def observe(self, versions: Mapping[str, int], now: float) -> None:
-        """All records there are now, read before ``now``.  Others are forgotten."""
-        gap_s = 0.0 if self._last is None else min(max(0.0, now - self._last), self._gap_max_s)
-        self._last = now
-        before, self._seen = self._seen, {}
+        """Key -> version of all records that exist, read before ``now``.  Other records are forgotten."""
+        gap_s = 0.0 if self._last_read is None else min(max(0.0, now - self._last_read), self._gap_max_s)
+        self._last_read = now
+        before, self._observed = self._observed, {}
         for key, version in versions.items():
             known, idle_s = before.get(key, (None, 0.0))
-            self._seen[key] = (version, idle_s + gap_s if known == version else 0.0)
+            self._observed[key] = (version, idle_s + gap_s if known == version else 0.0)
 
     def idle_s(self, key: str) -> float:
-        """How long the version was the same when it was last observed, 0 for what was not there."""
-        return self._seen.get(key, (0, 0.0))[1]
+        """How long the version had not changed when it was last read; 0 for a record that did not exist."""
+        return self._observed.get(key, (0, 0.0))[1]

@@ -1,11 +1,10 @@
-"""Bodies of all frames but DATA: what the parts of Heliograph say to each other.
+"""Bodies of all frames but DATA: the messages between publishers, subscribers and caches.
 
-Each is a msgpack map with named fields, decoded into a typed struct; a field this version does not know is ignored.
-What a struct's ``__post_init__`` refuses never gets out of `decode`: a message that is decoded need not be checked
-again.
+Each is a msgpack map with named fields, decoded into a typed struct; fields that this version does not know are
+ignored. `decode` also calls ``__post_init__``, which checks the fields: a decoded message need not be checked again.
 
-A message too large for one frame is sent in several, each with its number from 0 in ``part``; the last one states in
-``parts`` how many there are, so that the receiver sees whether one was lost.
+A message that is too large for one frame is sent in several, each with its number, from 0, in ``part``.  The last one
+has the number of parts in ``parts``, so that the receiver notices when one was lost.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 HEADS_PER_FRAME_MAX = 100
 WANTS_PER_QUERY_MAX = 1000
 FILTERS_PER_QUERY_MAX = 20_000
-"""Twice as many as a subscriber is expected to have; one that has more asks for all streams."""
+"""Twice as many as a subscriber is expected to have.  A subscriber with more filters asks for all streams."""
 PARTS_MAX = 1_000_000
-"""Of one message: as many frames as a cache of the default size holds at the most."""
+"""Parts of one message: as many as a cache of the default size has frames at most."""
 EARLY_PARTS_MAX = 1000
-"""Parts that overtook an earlier one and are remembered.  Transports keep order, so there are few or none."""
+"""Parts that are remembered although an earlier one is missing.  Transports keep order, so there are few or none."""
 AGE_UNKNOWN = -1.0
 AGE_MAX_S = 1e10
-"""No publisher is three hundred years old."""
+"""Three hundred years: older than any publisher."""
 
 
 def _check_guid(guid: bytes) -> None:
@@ -53,35 +52,36 @@ def _check_heads(heads: Iterable[tuple[str, int]]) -> None:
 
 @dataclasses.dataclass
 class Parts:
-    """Which parts of a message came, and of how many once that is known.  Bounded, whatever a peer sends."""
+    """Which parts of a message have arrived, and how many there are once that is known.  Its memory is bounded."""
 
-    came: int = 0
-    """All parts before this one."""
+    arrived: int = 0
+    """All parts with smaller numbers have arrived."""
     early: set[int] | None = None
-    """Parts that came before their turn."""
+    """Parts that have arrived although an earlier one is missing."""
     parts: int = 0
+    """Number of parts; 0: not known yet."""
 
     def add(self, part: int, parts: int) -> bool:
-        """A part came; True when the message is whole.  One too many before its turn counts as lost."""
+        """A part has arrived; True when the message is complete.  Early parts beyond the bound are dropped."""
         self.parts = self.parts or parts
-        if part == self.came:
-            self.came += 1
-            while self.early and self.came in self.early:
-                self.early.remove(self.came)
-                self.came += 1
-        elif part > self.came:
+        if part == self.arrived:
+            self.arrived += 1
+            while self.early and self.arrived in self.early:
+                self.early.remove(self.arrived)
+                self.arrived += 1
+        elif part > self.arrived:
             self.early = self.early or set()
             if len(self.early) < EARLY_PARTS_MAX:
                 self.early.add(part)
-        return self.came == self.parts > 0
+        return self.arrived == self.parts > 0
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
-    """On the control topic: a publisher lives.  On a stream's topic the header says it all and this is empty."""
+    """On the control topic: a publisher is alive.  On the topic of a stream it is empty: the header has the head."""
 
     name: str = ""
     predecessor: bytes = b""
-    """GUID of this publisher's former life, when its final heads are known; they follow in ``heads``."""
+    """The GUID that this publisher had before its restart, if its final heads are known; they are in ``heads``."""
     heads: dict[str, int] = {}
     part: int = 0
     parts: int = 0
@@ -94,7 +94,7 @@ class Hello(msgspec.Struct, omit_defaults=True):
 
 
 class Bye(msgspec.Struct, omit_defaults=True):
-    """The publisher ends.  Final heads of its streams, in several frames when they are many; flag LAST on the last."""
+    """The publisher ends.  Final heads of its streams, in several frames if they are many, the last with flag LAST."""
 
     name: str = ""
     heads: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Bye(msgspec.Struct, omit_defaults=True):
 
 
 class Want(msgspec.Struct, array_like=True):
-    """Numbers ``first`` to ``last`` of one stream, both included; 1 and ``SEQUENCE_MAX`` leave an end open."""
+    """The events ``first`` to ``last`` of one stream, both included; the defaults are no bounds."""
 
     guid: bytes
     topic: str
@@ -120,10 +120,11 @@ class Want(msgspec.Struct, array_like=True):
 
 
 class Query(msgspec.Struct, omit_defaults=True):
-    """A question to every cache.  ``id`` comes back in the replies.
+    """A query to all caches.  ``id`` is repeated in the replies.
 
-    With ``wants``: the frames that hold those numbers.  Without: the heads of all streams that ``topics`` select, of
-    publisher ``guid`` or of all, and with ``history`` their frames too, restricted by ``newest`` and ``since``.
+    With ``wants`` it asks for frames with these events.  Without, it asks for the heads of all streams that ``topics``
+    select, of publisher ``guid`` or of all, and with ``history`` also for their frames, limited by ``newest`` and
+    ``since``.
     """
 
     id: int
@@ -131,22 +132,22 @@ class Query(msgspec.Struct, omit_defaults=True):
     topics: list[str] = []
     guid: bytes = b""
     confirm: bool = False
-    """Of ``wants`` only say which are held whole; send no frames."""
+    """Only ask which of ``wants`` a cache has completely, for no frames."""
     history: bool = False
     newest: int = 0
-    """Frames holding the newest this many events of each stream; 0 for all."""
+    """Frames with the newest events of each stream, so many; 0: all."""
     since: int = 0
-    """Frames sent at or after this timestamp; 0 for all."""
+    """Frames sent at or after this timestamp; 0: all."""
     scope: str = CONTROL_TOPIC
-    """What it is about at the most, as in the frame's header; see `pubsub_api.core.scopes`."""
+    """The scope of the query, as in the header of its frame; see `pubsub_api.core.scopes`."""
 
     def __post_init__(self) -> None:
         if self.guid:
             _check_guid(self.guid)
         if len(self.wants) > WANTS_PER_QUERY_MAX:
-            raise ValueError(f"{len(self.wants)} ranges in one question")
+            raise ValueError(f"{len(self.wants)} ranges in one query")
         if len(self.topics) > FILTERS_PER_QUERY_MAX:
-            raise ValueError(f"{len(self.topics)} filters in one question")
+            raise ValueError(f"{len(self.topics)} filters in one query")
         for topic_filter in self.topics:
             check_filter(topic_filter)
         if self.scope != CONTROL_TOPIC:
@@ -156,27 +157,27 @@ class Query(msgspec.Struct, omit_defaults=True):
         check_scope(self.scope)
         for name in (*self.topics, *(want.topic for want in self.wants)):
             if not covers(self.scope, name):
-                raise ValueError(f"a question about {name!r} in the scope {self.scope!r}")
+                raise ValueError(f"a query about {name!r} in the scope {self.scope!r}")
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
-    """A part of an answer.  The header's GUID is the answering cache's; flag LAST marks its last part."""
+    """A part of an answer.  The GUID in the header is that of the cache; the last part has flag LAST."""
 
     id: int
     responder: str = ""
     publisher: bool = False
-    """The answer comes from the publisher itself: ``heads`` are all the streams it has, absent ones are at 0."""
+    """A publisher answers for its own streams: ``heads`` has all of them; the head of any other is 0."""
     heads: list[tuple[bytes, str, int]] = []
-    """GUID, topic, head of every stream the question is about."""
+    """GUID, topic, head of every stream that the query selects."""
     frames: list[bytes] = []
     held: list[int] = []
-    """Positions among the query's wants, when it asked for confirmation."""
+    """For ``confirm``: positions in ``wants`` of the ranges that the cache has completely."""
     durable: list[int] = []
-    """Those of ``held`` that are kept as well as their topic is to be kept, and not only in the memory of a cache."""
+    """Positions in ``held`` of ranges that are kept as durably as their topic demands, not only in memory."""
     former: list[bytes] = []
-    """GUIDs of the answering publisher's former lives, the newest first: ``heads`` has their final heads as well."""
+    """Earlier GUIDs of the answering publisher, before its restarts, newest first; ``heads`` has their final heads."""
     age: float = AGE_UNKNOWN
-    """Seconds since the answering publisher started, by its own clock, rather too many than too few."""
+    """Seconds since the answering publisher started, by its own clock; never too few."""
     part: int = 0
     parts: int = 0
 
@@ -213,6 +214,6 @@ def decode(kind: type[Body], frame: bytes, header: frames.Header) -> Body:
 
 
 def check_scope_of(query: Query, header: frames.Header) -> None:
-    """Raises UndecodableBody when a question is not in the scope that its header names, by which it was let pass."""
+    """Raises UndecodableBody when the scope of a query is not the one in its header, which access control has seen."""
     if query.scope != header.topic:
-        raise UndecodableBody(f"a question of scope {query.scope[:80]!r} in a frame of {header.topic!r}")
+        raise UndecodableBody(f"a query of scope {query.scope[:80]!r} in a frame of {header.topic!r}")

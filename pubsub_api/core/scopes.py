@@ -1,16 +1,15 @@
-"""Scopes: what a question is about, in a form by which a transport can let it pass or not.
+"""Scopes: which topics a query is about, in a form that the access control of a transport can use.
 
-A question goes to everybody who answers questions, and answers hold events.  Where a transport restricts who may use
-which topics (the ACL of Redis, the access control of Zenoh), questions and answers must not lead around that.  So a
-question states its scope in the header of its frame, and a driver asks it, and has it answered, in a place that is
-named after the scope.  A responder refuses a question about anything outside of its scope, and the asker refuses an
-answer about anything outside of it.
+A query goes to all responders, and their answers contain events.  Where a transport restricts the use of topics (the
+ACL of Redis, the access control of Zenoh), queries must not evade that.  So a query has its scope in the header of its
+frame, and a driver sends the query and its answers under a name that contains the scope.  A responder refuses a query
+about topics outside of its scope, and the subscriber refuses such an answer.
 
-A scope is a filter with no wildcard but ``#`` at its end: ``a/b``, ``a/#``, ``#``.  `CONTROL_TOPIC` stands for a
-question that is not restricted: one of a subscriber on a driver that makes no difference, or one between services.
+A scope is a filter with no wildcard but ``#`` at its end: ``a/b``, ``a/#``, ``#``.  `CONTROL_TOPIC` is the scope of
+queries without restriction: those on drivers that do not ask by scope, and those between services.
 
-A question about filters of several scopes is asked once for each.  They are bounded: what would take more than
-``scopes_max`` is asked in the scopes of their common beginnings, at last in ``#``.
+A query about filters of several scopes is sent once for each.  Their number is bounded: beyond ``scopes_max``, scopes
+are replaced by the scopes of their common beginnings, in the end by ``#``.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_filter, is_wi
 
 ALL = "#"
 SCOPES_MAX = 64
-"""Questions that one turns into, where the driver asks by scope."""
+"""Most queries that one query is divided into, where the driver asks by scope."""
 
 Item = TypeVar("Item")
 
 
 def check_scope(scope: str) -> str:
-    """Return ``scope`` when it is one; raise InvalidTopic with the reason otherwise."""
+    """Return ``scope``.  Raises InvalidTopic with the reason when it is no scope."""
     if scope != CONTROL_TOPIC and "+" in check_filter(scope):
         raise InvalidTopic(f"scope {scope[:80]!r}: a scope has no wildcard but '#' at its end")
     return scope
 
 
 def covers(scope: str, topic_filter: str) -> bool:
-    """Whether all that a filter, or a topic, selects is inside the scope.  Both must have passed their check."""
+    """Whether the scope contains all topics that a filter selects, or a topic.  Both must have been checked."""
     if scope in (topic_filter, CONTROL_TOPIC, ALL):
         return True
     if not scope.endswith("/#"):
@@ -46,28 +45,28 @@ def covers(scope: str, topic_filter: str) -> bool:
 
 def scope_of(topic_filter: str) -> str:
     """The narrowest scope that covers a filter, or a topic."""
-    return _below(literal_prefix(topic_filter)) if is_wildcard(topic_filter) else topic_filter
+    return _all_below(literal_prefix(topic_filter)) if is_wildcard(topic_filter) else topic_filter
 
 
 def scope_of_topic(topic: str, filters: FilterSet) -> str:
     """The scope in which a subscriber with these filters asks for events of a topic.
 
-    That of the filter which selects it, so that one question does for many topics; but no broader than the first level,
-    so that a responder for one tenant need not hear questions about all of them.
+    It is the scope of the filter that selects the topic, so that one query is enough for many topics; but at most the
+    first level, so that a responder for one tenant need not receive queries about all tenants.
     """
     if topic in filters:
         return topic
     broad = {scope_of(wildcard) for wildcard in filters.wildcards}
-    stem = ""
+    beginning = ""
     for level in topic.split("/"):
-        stem = f"{stem}/{level}" if stem else level
-        if ALL in broad or _below(stem) in broad:
-            return _below(stem)
+        beginning = f"{beginning}/{level}" if beginning else level
+        if ALL in broad or _all_below(beginning) in broad:
+            return _all_below(beginning)
     return topic
 
 
 def group(items: Iterable[tuple[str, Item]], scopes_max: int) -> dict[str, list[Item]]:
-    """Items by scope, in at most ``scopes_max`` of them, sorted.  Each item comes with its own scope."""
+    """Scope -> its items, with at most ``scopes_max`` scopes, sorted.  Each item is given with its own scope."""
     groups: dict[str, list[Item]] = {}
     for scope, item in items:
         groups.setdefault(scope, []).append(item)
@@ -80,7 +79,7 @@ def group(items: Iterable[tuple[str, Item]], scopes_max: int) -> dict[str, list[
 
 
 def _merged(groups: dict[str, list[Item]], rename: Callable[[str], str]) -> dict[str, list[Item]]:
-    """The groups under other names, those inside of another one as part of that."""
+    """The groups under new scopes.  A group whose new scope is inside of that of another group becomes a part of it."""
     names = {rename(scope) for scope in groups}
     merged: dict[str, list[Item]] = {}
     for scope, items in groups.items():
@@ -90,21 +89,22 @@ def _merged(groups: dict[str, list[Item]], rename: Callable[[str], str]) -> dict
 
 
 def above(scope: str) -> Iterator[str]:
-    """Scopes with a wildcard that cover the scope, from the broadest on."""
+    """Scopes with a wildcard that cover the scope, the broadest first."""
     levels = _levels(scope)
-    return (_below("/".join(levels[:depth])) for depth in range(len(levels) + 1))
+    return (_all_below("/".join(levels[:depth])) for depth in range(len(levels) + 1))
 
 
 def _cut(scope: str, depth: int) -> str:
+    """The scope, or the scope of its first ``depth`` levels if it has more."""
     levels = _levels(scope)
-    return scope if len(levels) <= depth else _below("/".join(levels[:depth]))
+    return scope if len(levels) <= depth else _all_below("/".join(levels[:depth]))
 
 
 def _levels(scope: str) -> list[str]:
-    """The levels before ``#``, all of them in a topic."""
-    stem = literal_prefix(scope)
-    return stem.split("/") if stem else []
+    """The levels before ``#``; all levels of a topic."""
+    beginning = literal_prefix(scope)
+    return beginning.split("/") if beginning else []
 
 
-def _below(stem: str) -> str:
-    return f"{stem}/#" if stem else ALL
+def _all_below(beginning: str) -> str:
+    return f"{beginning}/#" if beginning else ALL

@@ -1,4 +1,4 @@
-"""What the core needs to know, as plain values.  The runtime fills these from oslo.config; the simulator by hand."""
+"""The settings of the core, as plain values.  The runtime makes them from oslo.config, the simulator directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FrameSettings:
 
     @property
     def event_bytes_max(self) -> int:
-        """The largest encoded event.  Twice the overhead: the frame must also fit, whole, into the reply of a cache."""
+        """The largest encoded event.  Twice the overhead, because the frame must also fit into the reply of a cache."""
         return self.bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
 
 
@@ -33,14 +33,14 @@ class PublisherSettings:
     max_idle_time_s: float = 5.0
     idle_time_limit_s: float = 80.0
     hello_rate_max: int = 500
-    """Repeated hellos of long-idle streams, all together, per second: about 1% of one core."""
+    """Repeated hellos of idle streams, per second, all streams together: about 1% of one core."""
     min_services: int = 0
     confirm_interval_s: float = 0.1
     confirm_interval_max_s: float = 2.0
     """First and longest wait before `Publisher.confirm` asks, and sends, again; it doubles."""
     forget_time_s: float = 300.0
     scopes_max: int = 0
-    """As of a subscriber, for confirmation."""
+    """As in `SubscriberSettings`, for the queries of confirmation."""
     batch_events_max: int = 1024
     batch_bytes_max: int = 256 * 1024
     streams_max: int = 1_000_000
@@ -52,8 +52,8 @@ class SubscriberSettings:
     max_idle_time_s: float = 5.0
     message_delay_window_s: float = 0.05
     catch_up_time_s: float = 0.05
-    """A subscriber that comes later than this for what is due, because it got no processor, first reads for as long
-    what has come meanwhile: an answer that is there already is not asked for again."""
+    """When a subscriber is later than this, because it got no processor time, it first reads for this time the frames
+    that have arrived meanwhile: it must not ask again for an answer that has arrived."""
     silence_timeout_s: float = 15.0
     forget_time_s: float = 300.0
     ready_timeout_s: float = 1.0
@@ -62,24 +62,24 @@ class SubscriberSettings:
     pending_bytes_max: int = 64 * 1024 * 1024
     streams_max: int = 1_000_000
     publishers_max: int = 100_000
-    """Bounds memory, about 1 kB each, when frames of invented publishers come."""
+    """Bounds memory, about 1 kB each, when a host sends frames of invented publishers."""
     repair: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts_max: int = 5
     questions_max: int = 1000
-    """Queries that wait for answers.  With more, the oldest is given up, and counted."""
+    """Queries that wait for answers.  Beyond this, the oldest is given up, and counted."""
     query_interval_s: float = 0.0
     scopes_max: int = 0
-    """Questions that one is divided into by scope; 0 where the driver does not ask by scope."""
+    """Most queries that one query is divided into by scope; 0 where the driver does not ask by scope."""
     verify_after_reconnect: bool = False
-    """A link that comes back is trusted when its publishers' heads match ours.  Sound only where nobody else could have
-    published through that link meanwhile, that is, on a bind-based driver.  Elsewhere a link is trusted that proves
-    that nobody has come."""
+    """After a reconnection no resync is needed if the heads of the publishers at that address match ours.  Correct only
+    where no other publisher could have used the link meanwhile: on a bind-based driver.  On other drivers a
+    reconnection needs no resync if the link proves that no publisher has connected (`Connected.arrivals`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What a new subscriber wants of the past: the newest events of each stream, those since a timestamp, or all."""
+    """Past events for a new subscriber: the newest of each stream, those since a timestamp, or all."""
 
     newest: int = 0
     since: int = 0

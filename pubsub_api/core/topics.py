@@ -1,11 +1,12 @@
 """Topics, topic filters and the one matcher that decides which events a subscriber gets.
 
 A topic is a path of non-empty levels, ``tenant-7/port``.  A filter may use ``+`` for exactly one level and a trailing
-``#`` for the rest, none included: ``a/#`` matches ``a``, ``a/b`` and ``a/b/c``.  Names that begin with ``$`` belong to
-Heliograph itself and are matched by no filter.
+``#`` for any number of levels: ``a/#`` matches ``a``, ``a/b`` and ``a/b/c``.  Names that begin with ``$`` belong to
+Heliograph itself, and no filter matches them.
 
-The characters that some transport gives a meaning of its own are refused everywhere, so that a topic that works on one
-driver works on all of them.  Drivers may deliver more than a filter asks for; this module has the last word.
+Characters that have a special meaning on one of the transports are refused on all, so that a topic that works with one
+driver works with all of them.  Drivers may deliver more than a filter selects; this module decides what a subscriber
+gets.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from pubsub_api.core.errors import InvalidTopic
 
 TOPIC_BYTES_MAX = 512
 CONTROL_TOPIC = "$control"
-"""Carries what concerns a publisher as a whole: its start, its heartbeat, its end.  Every subscriber listens to it."""
+"""For messages about a publisher as a whole: its start, its heartbeat, its end.  Every subscriber listens to it."""
 
-_SPELLINGS_KEPT = 1024
+_CHECKED_TOPICS_MAX = 1024
 """Half a megabyte of the longest topics."""
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f+#*?$]")
 
 
 def check_topic(topic: str) -> str:
-    """Return ``topic`` when an event may carry it; raise InvalidTopic with the reason otherwise."""
+    """Return ``topic``.  Raises InvalidTopic with the reason when no event may have it."""
     if not isinstance(topic, str):
         raise InvalidTopic(f"a topic must be a str, not {type(topic).__name__}")
     _check_spelling(topic)
     return topic
 
 
-@functools.lru_cache(maxsize=_SPELLINGS_KEPT)
+@functools.lru_cache(maxsize=_CHECKED_TOPICS_MAX)
 def _check_spelling(topic: str) -> None:
-    """Remembers those that are in order: a program writes to the same topics again and again."""
+    """Remembers correct topics: a program uses the same ones again and again."""
     _check_shape(topic, "topic")
     bad = _FORBIDDEN.search(topic)
     if bad:
@@ -45,7 +46,7 @@ def _check_spelling(topic: str) -> None:
 
 
 def check_filter(topic_filter: str) -> str:
-    """Return ``topic_filter`` when a subscriber may use it; raise InvalidTopic with the reason otherwise."""
+    """Return ``topic_filter``.  Raises InvalidTopic with the reason when no subscriber may use it."""
     _check_shape(topic_filter, "filter")
     levels = topic_filter.split("/")
     for position, level in enumerate(levels):
@@ -80,14 +81,14 @@ def _check_shape(name: str, what: str) -> None:
 
 
 def is_wildcard(topic_filter: str) -> bool:
-    """True when the filter can match more than the one topic it spells."""
+    """True when the filter can match another topic than itself."""
     return "+" in topic_filter or "#" in topic_filter
 
 
 def literal_prefix(topic_filter: str) -> str:
     """The levels before the first wildcard, joined, without a trailing slash: ``a/b/+/c`` gives ``a/b``.
 
-    What a transport that can only match prefixes subscribes to; it delivers too much, never too little.
+    A transport that can only match prefixes subscribes to it; it delivers too much, never too little.
     """
     levels: list[str] = []
     for level in topic_filter.split("/"):
@@ -98,14 +99,14 @@ def literal_prefix(topic_filter: str) -> str:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether the filter selects the topic.  Both must have passed their check."""
+    """Whether the filter selects the topic.  Both must have been checked."""
     if topic_filter == topic:
         return True
     return _match_levels(topic_filter.split("/"), topic.split("/")) and not topic.startswith("$")
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a topic can be that two filters, or topics, both select.  Both must have passed their check."""
+    """Whether there can be a topic that both filters, or topics, select.  Both must have been checked."""
     if one == other:
         return True
     if one.startswith("$") or other.startswith("$"):
@@ -131,15 +132,15 @@ def _match_levels(wanted: list[str], levels: list[str]) -> bool:
 
 
 _Tree = dict[str, Any]
-"""Level -> the tree of what follows.  The key "" marks that a filter ends here; no level is empty."""
+"""Level -> the tree of the following levels.  The key "" marks that a filter ends here; no level is empty."""
 _END = ""
 
 
 class FilterSet:
-    """A set of filters that answers, for a topic, whether any of them matches.
+    """A set of filters that tells whether any of them matches a topic.
 
-    Exact filters cost one look-up, however many there are.  Wildcards share a tree by level, so that they cost no more
-    than the ways in which the levels of the topic can be read: a thousand filters ``tenant-N/#`` cost as much as one.
+    All exact filters together cost one look-up.  Wildcards share a tree by level, so that their cost depends on the
+    levels of the topic only: a thousand filters ``tenant-N/#`` cost as much as one.
     """
 
     __slots__ = ("_exact", "_tree", "_wildcards")
@@ -200,7 +201,7 @@ class FilterSet:
 
     @property
     def wildcards(self) -> Iterable[str]:
-        """Those of the filters that can match more than one topic."""
+        """The filters that can match more than one topic."""
         return self._wildcards
 
     def __contains__(self, topic_filter: object) -> bool:
