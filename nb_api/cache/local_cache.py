@@ -110,11 +110,11 @@ class LocalCache(WholeCache, VerifiedCopy):
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
             self._source = FeedSource(nb.db, self, portion=DELTA_PORTION, patience_s=notify_config.FEED_PATIENCE_S)
-        self._set_up_proof(nb, self._marks, self._sync, self._tables, verify_interval_s)
+        self._set_up_verification(nb, self._marks, self._sync, self._tables, verify_interval_s)
         forking.register(self)
         self._source.start(filters)
         self._source.follow(self._step)
-        self._proving.start()
+        self._start_verification()
 
     # -- reading
 
@@ -476,7 +476,7 @@ class LocalCache(WholeCache, VerifiedCopy):
         if self._resync_source is not None:
             self._resync_source.close()
         self._source.end()
-        self._proving.close()
+        self._stop_verification()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -490,5 +490,5 @@ class LocalCache(WholeCache, VerifiedCopy):
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._source, self._turn, self._requests, self._resync_source))
-        forking.set_aside((self._subscriptions, self._indexes, self._verifier, self._proving))
+        forking.set_aside((self._subscriptions, self._indexes, self._verifier))
         self._is_inherited = True

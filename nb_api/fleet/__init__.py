@@ -1,4 +1,4 @@
-"""The fleet: processes tell in the database how they are, and an observer sees which are behind, deaf, silent or old.
+"""The fleet: processes store reports in the database, and an observer finds those that are behind, deaf, silent or old.
 
     from nb_api import fleet
 
@@ -44,11 +44,11 @@ def report(
     program_release: str = "",
     interval_s: float | None = None,
 ) -> FleetReporter:
-    """Begin to tell the fleet of these objects, as one member; close what is returned before them.
+    """Begin to report these objects to the fleet, as one member; close the result before them.
 
-    The report goes into ``db``, which may be the `NbApi` of the caches.  ``name`` is the same each time the program
-    starts, and another one for each process; by default it is made of host and role.  Returns at once: a database
-    that cannot be reached is tried again and counted.  Raises UsageError, InvalidObject, LimitReached.
+    The reports are stored in ``db``, which may be the `NbApi` of the caches.  ``name`` must be the same after a
+    restart, and different for each process; by default it is made of host and role.  Does not block: while the database
+    cannot be reached, reports fail, are counted and repeated.  Raises UsageError, InvalidObject, LimitReached.
     """
     process = ProcessReport(name=name, role=role)
     for source in sources:

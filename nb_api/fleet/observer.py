@@ -1,4 +1,4 @@
-"""Looking at the fleet: reads the reports and the newest changes, and lets the judge decide."""
+"""Reads the reports of the fleet and the newest changes, and gives them to the `FleetJudge`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from nb_api.fleet.reporter import release
 
 _PORTION = 1000
 _LOOK_MAX = 5000
-"""Changes that one look reads."""
+"""Changes that one `FleetObserver.look` reads at most."""
 
 
 class FleetView(msgspec.Struct, frozen=True):
     members: tuple[FleetMember, ...]
     """Worst first."""
     revision: int
-    """The newest of the database."""
+    """The newest revision of the database."""
     observed_s: float
-    """How long the observer has been looking: what is not older than that cannot be judged."""
+    """For how long the observer has been running: it cannot see that a member has been silent for longer."""
     left_out: int
-    """Changes that the observer was too slow to compare with."""
+    """How often the observer was too slow to read all changes."""
 
     def states(self) -> dict[FleetState, int]:
-        """How many members are so; one may be counted several times."""
+        """State -> number of members in it; a member may be in several."""
         counts = Counter(state for member in self.members for state in member.states)
         return {state: counts[state] for state in STATES if counts[state]}
 
 
 class FleetObserver:
-    """For one thread.  Reads and writes nothing else in ``db``, which is the caller's."""
+    """Not thread-safe.  Only reads ``db``, and does not close it."""
 
     def __init__(self, db: DbApi) -> None:
         self._db = db
@@ -47,7 +47,7 @@ class FleetObserver:
         self._left_out = 0
 
     def look(self) -> FleetView:
-        """Ask the database once.  Raises DbUnavailable, NotSupported, Closed."""
+        """Read the database once, and judge all members.  Blocks.  Raises DbUnavailable, NotSupported, Closed."""
         found = self._db.reports()
         changes = self._read_back(found) if self._after is None else self._follow()
         now = lease_clock()
@@ -57,10 +57,10 @@ class FleetObserver:
         return FleetView(tuple(members), self._after or 0, now - self._began, self._left_out)
 
     def _read_back(self, found: Mapping[str, bytes]) -> Sequence[Change]:
-        """The changes that some copy may lack; the newest of them when there are too many."""
+        """At the first look: the changes that some copy may lack, or the newest of them if there are too many."""
         self._after = self._db.revision()
-        told = [report for report in map(read, found.values()) if report is not None]
-        starts = sorted({copy.newest for report in told for copy in report.copies if copy.newest})
+        reports = [report for report in map(read, found.values()) if report is not None]
+        starts = sorted({copy.newest for report in reports for copy in report.copies if copy.newest})
         while starts:
             try:
                 changes = self._db.changes(starts[0], limit=_LOOK_MAX)
@@ -73,6 +73,7 @@ class FleetObserver:
         return ()
 
     def _follow(self) -> Sequence[Change]:
+        """The changes since the last look."""
         changes: list[Change] = []
         try:
             while len(changes) < _LOOK_MAX:

@@ -1,37 +1,38 @@
-"""The report of a member of the fleet: what it holds, how it is stored, and how it is made from a `ProcessReport`.
+"""The report of a member of the fleet: its fields, its stored form, and how it is made from a `ProcessReport`.
 
 A report is a map in msgpack.  Unknown fields are ignored and missing ones have a default, so that releases can read
-each other's reports.  Everything in it is bounded: a report that would be too large says less.
+each other's reports.  Its size is bounded: details are omitted from a report that would be too large.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
+from nb_api.cache.local_cache import LocalCache
 from nb_api.cache.statistics import LocalCacheStatistics
 from nb_api.core.checks import REPORT_BYTES_MAX
 from pubsub_api import SubscriberStatistics
 from pubsub_api.reporting import Reading
 
 FORMAT = 1
-"""Raised when a report of the new format would mislead a reader of the old one.  A new field is no reason."""
+"""Increase it when a report of the new format would mislead a reader of the old one.  A new field does not."""
 
 COPIES_MAX = 8
-"""That are told one by one."""
+"""Copies in one report."""
 FILTERS_MAX = 32
-"""Tables and topics of a copy that are told; of a copy of more, an observer cannot say whether it is behind."""
+"""Tables, and topics, of a copy in a report.  If a copy has more, an observer cannot see whether it is behind."""
 PROBLEMS_MAX = 5
 _TEXT_MAX = 200
 NAME_CHARACTERS_MAX = 200
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.05, 3600.0
 _RESYNCS_MAX = 30
 
-# Any program that can write to the database can write a report: numbers that others reckon with are bounded.
+# Any program that can write to the database can write a report: numbers that observers calculate with are bounded.
 _Revision = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 _Interval = Annotated[float, msgspec.Meta(ge=INTERVAL_S_MIN, le=INTERVAL_S_MAX)]
@@ -39,43 +40,43 @@ _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 
 class CopyReport(msgspec.Struct, omit_defaults=True):
-    """Of a local cache."""
+    """A local cache of a member."""
 
     position: _Revision = 0
-    """Everything up to this revision is reflected."""
+    """The copy has all changes up to this revision."""
     newest: _Revision = 0
-    """The highest revision that it has heard of or read."""
+    """The highest revision that it has received or read."""
     objects: int = 0
     is_complete: bool = False
     tables: list[str] | None = None
-    """None for all."""
+    """None: all."""
     topics: list[str] = []
     is_cut: bool = False
-    """There are more tables or topics."""
+    """There are more tables or topics, which are omitted."""
     digest: str = ""
-    """Equal copies of the same objects have the same; empty when it is not known."""
+    """Equal copies of the same objects have equal digests; empty when it is not known."""
 
 
 class FleetReport(msgspec.Struct, omit_defaults=True):
-    """What a member tells of itself.  Numbers that grow are counted since it began."""
+    """What a member reports.  Counters count from its start."""
 
     format: int
     name: _Name
     incarnation: str
-    """Another one for each process that uses the name, and each time it starts."""
+    """Different for each process that uses the name, and after each restart."""
     count: int
-    """Rises with every report: how others see that the member lives."""
+    """Rises with every report, so that observers see that the member is alive."""
     interval_s: _Interval
-    """Until the next report."""
+    """Time until the next report."""
     host: str = ""
     pid: int = 0
     role: str = ""
     release: str = ""
-    """Of Heliograph."""
+    """Release of Heliograph."""
     program_release: str = ""
-    """Of the program, if it says."""
+    """Release of the program, if it gives one."""
     told_at: _Seconds = 0.0
-    """Seconds since 1970 by the member's clock: information, and nothing is decided by it."""
+    """Seconds since 1970 by the member's clock: for information, nothing depends on it."""
     up_s: _Seconds = 0.0
     copies: list[CopyReport] = []
     copies_left_out: int = 0
@@ -84,13 +85,13 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     lag: int = 0
     """Events that wait before callbacks, operations that are not on disk, events that a group has not acknowledged."""
     waiting: int = 0
-    """Of these, events of the bus that wait before callbacks."""
+    """The part of ``lag`` that are events of the bus before callbacks."""
     handled: int = 0
-    """Events of the bus that callbacks got."""
+    """Events of the bus that were given to callbacks."""
     gaps: int | None = None
-    """In streams, that were found; None when it is not told."""
+    """Gaps found in streams; None when this is not reported."""
     repaired: int | None = None
-    """Events that came after all, because they were asked for."""
+    """Missing events that came from caches."""
     lost: int = 0
     refused: int = 0
     """Frames with a wrong signature, of another release, or garbage."""
@@ -98,18 +99,18 @@ class FleetReport(msgspec.Struct, omit_defaults=True):
     has_bus: bool = False
     """It listens to a bus."""
     publishers: int = 0
-    """That it has heard of."""
+    """Publishers that it knows."""
     links_up: int = 0
     links_down: int = 0
     resyncs: dict[str, int] = {}
-    """By reason."""
+    """Reason -> resyncs."""
     problems: list[str] = []
     failures: int = 0
-    """Reports that could not be told."""
+    """Reports that could not be stored."""
 
 
 def read(data: bytes) -> FleetReport | None:
-    """None for what is no report of a format that is known here."""
+    """None for bytes that are no report of a format that this release knows."""
     try:
         found = _decode(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -118,7 +119,7 @@ def read(data: bytes) -> FleetReport | None:
 
 
 def write(report: FleetReport) -> bytes:
-    """At most `REPORT_BYTES_MAX`: what does not fit is left out, and it says so."""
+    """The stored form, of at most `REPORT_BYTES_MAX` bytes: details are omitted if necessary, and marked as omitted."""
     data = _encode(report)
     if len(data) > REPORT_BYTES_MAX:
         for copy in report.copies:
@@ -129,7 +130,7 @@ def write(report: FleetReport) -> bytes:
 
 
 def mark_of(data: bytes) -> int:
-    """Another number for another report: every report has another count, or another incarnation."""
+    """A number that is different for each report, because each has another count or another incarnation."""
     return zlib.crc32(data)
 
 
@@ -152,10 +153,10 @@ def summarise(report: FleetReport, readings: Iterable[Reading], problems: Sequen
         elif one.role in ("durability", "group", "member"):
             report.lag += _number(one.statistics, "lag")
             report.received += _number(one.statistics, "received")
-    # The subscriber of a cache is told with its session, too, when that was added.
+    # If the session of a cache is reported, too, ``listening`` has the cache's subscriber already.
     for bus in listening or [one.bus for one in caches if one.bus is not None]:
         _add_bus(report, bus)
-        if bus.resyncs and not caches:  # a cache knows better why it has read the database
+        if bus.resyncs and not caches:  # a cache has the exact reasons for which it read the database
             report.resyncs["the bus"] = report.resyncs.get("the bus", 0) + bus.resyncs
     for cache in caches:
         if cache.bus is None:
@@ -198,13 +199,10 @@ def _copy_of(cache: LocalCacheStatistics) -> CopyReport:
     )
 
 
-def digest_of(source: object) -> str:
-    """Of a copy that can tell digests, as one short text; empty for one that cannot."""
-    digests: Callable[[], Mapping[Any, Any]] | None = getattr(source, "digests", None)
-    if digests is None:
-        return ""
-    told = sorted((str(name), str(digest)) for name, digest in digests().items())
-    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+def digest_of(cache: LocalCache) -> str:
+    """The digests of a copy as one short text."""
+    digests = sorted((name, str(digest)) for name, digest in cache.digests().items())
+    return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
 
 
 def _number(statistics: object, name: str) -> int:

@@ -1,7 +1,7 @@
-"""A member of the fleet: a thread that tells the database now and then how the process is.
+"""A member of the fleet: a thread that stores a report on the process in the database periodically.
 
-Nothing is added to the path of events: the numbers are read when a report is made.  A report goes into the database
-beside the objects (`nb_api.db_api.DbApi.tell_report`), so it makes no change that others follow.
+The path of events has no additional work: the numbers are read when a report is made.  A report is stored beside the
+objects (`nb_api.db_api.DbApi.tell_report`), so it is no change in the feed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from pubsub_api.runtime.periodic import Failures, PeriodicThread
 LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Between two reports, while there are few members."""
+"""Time between two reports, in a small fleet."""
 REPORTS_PER_S = 200
-"""What all members together tell: when there are more of them, each tells less often."""
+"""Reports of all members together: in a larger fleet each member reports less often."""
 _CLEAN_INTERVAL_S = 3600.0
-"""How often a member looks for reports that are not renewed, while there are few members."""
+"""How often a member looks for reports that are not renewed, in a small fleet."""
 _CLEAN_MEMBERS = 500
-"""With more of them each looks less often, so that all together look as often."""
+"""In a larger fleet each member looks less often, so that all together look as often."""
 _KEPT_S = DAY_S
-"""A report that was not renewed for so long is forgotten."""
+"""A report that has not been renewed for so long is deleted."""
 
 R = TypeVar("R", bound="FleetReporter")
 
@@ -61,23 +61,23 @@ R = TypeVar("R", bound="FleetReporter")
 class FleetReporterStatistics:
     reports: int = 0
     failures: int = 0
-    """Reports that the database did not take, or that could not be made.  The next one follows as usual."""
+    """Reports that could not be made, or that the database refused.  The next one follows as usual."""
     bytes: int = 0
-    """Of the newest one."""
+    """Size of the newest report."""
     members: int = 0
-    """Reports of all members when the newest one was told."""
+    """Reports of all members when the newest one was stored."""
     clashes: int = 0
     """How often another process was found to use the same name."""
     forgotten: int = 0
-    """Reports of others that were deleted because they had not been renewed for a day."""
+    """Reports of other members that were deleted because they had not been renewed for a day."""
 
 
 class FleetReporter(Closeable):
-    """Tells how the process is, from ``start`` to ``close``, which takes the report out.
+    """Reports on the process from ``start`` to ``close``, which deletes the report.
 
-    ``db`` is the caller's; ``process`` says what to tell.  ``caches`` are asked for the digest of their copies, if they
-    can tell one.  ``interval_s`` None: every second, and less often in a fleet of more than 200.  Every method may
-    be called from any thread.  Does not live on in a forked child: make a new one there.
+    ``db`` is not closed.  ``process`` has the contents; ``caches`` give the digests of their copies.  ``interval_s``
+    None: every second, and less often in a fleet of more than 200 members.  Thread-safe.  Does not work in a forked
+    child: make a new one there.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class FleetReporter(Closeable):
         caches: tuple[LocalCache, ...] = (),
         clock: Callable[[], float] = lease_clock,
     ) -> None:
-        """``name`` is the same each time the program starts, and another one for each process: by default the host and
-        the role.  Raises InvalidObject, UsageError."""
+        """``name`` must be the same after a restart, and different for each process; by default the host and the role.
+        Raises InvalidObject, UsageError."""
         self.name = name or f"{socket.gethostname()}/{process.role}"
         check_name(self.name, "name of a member")
         if len(self.name) > NAME_CHARACTERS_MAX:
@@ -112,41 +112,41 @@ class FleetReporter(Closeable):
         self._progress = LeaseProgress(gap_max_s=_KEPT_S / 2)
         self._clean_at = self._began + random.uniform(0.5, 1.0) * _CLEAN_INTERVAL_S
         self._is_inherited = self._is_closed = False
-        failures = Failures(LOG, f"{self.name} cannot tell the fleet how it is", self._statistics)
+        failures = Failures(LOG, f"{self.name} cannot report to the fleet", self._statistics)
         self._thread = PeriodicThread(f"fleet-{self.name}", self._work, failures, pause_s=self._pause_s, at_once=True)
-        # A copy may be asked for its digest only when its callback is not running, and that may take long.
+        # In a thread of its own: a copy gives its digest only while its callback is not running, which may take long.
         self._digests: tuple[str, ...] = ()
-        troubles = Failures(LOG, f"{self.name} cannot tell the digest of its copy", self._statistics)
-        self._digesting = PeriodicThread(
-            f"fleet-digest-{self.name}", self._read_digests, troubles, pause_s=self._pause_s, at_once=True
+        digest_failures = Failures(LOG, f"{self.name} cannot report the digest of its copy", self._statistics)
+        self._digest_thread = PeriodicThread(
+            f"fleet-digest-{self.name}", self._read_digests, digest_failures, pause_s=self._pause_s, at_once=True
         )
         forking.register(self)
 
     def start(self: R) -> R:
-        """Begin.  Does not wait for the database.  Raises LimitReached, Forked."""
+        """Begin.  Does not block.  Raises LimitReached, Forked."""
         if self._is_inherited:
             raise Forked("it belongs to the process that made it; make one in this process")
         self._thread.start()
-        if any(hasattr(cache, "digests") for cache in self._caches):
-            self._digesting.start()
+        if self._caches:
+            self._digest_thread.start()
         return self
 
     def __enter__(self: R) -> R:
         return self.start()
 
     def wait_done(self, *, timeout_s: float) -> bool:
-        """Block until one report was told; False when the time is over."""
+        """Block until one report was stored; False when the time is over."""
         return self._thread.wait_done(timeout_s=timeout_s)
 
     def statistics(self) -> FleetReporterStatistics:
         return dataclasses.replace(self._statistics)
 
     def close(self) -> None:
-        """End the thread and take the report out, if the database answers.  Idempotent."""
+        """Block until the thread has ended, and delete the report, if the database answers.  Idempotent."""
         if self._is_closed or self._is_inherited:
             return
         self._is_closed = True
-        self._digesting.ask_to_stop()
+        self._digest_thread.ask_to_stop()
         self._thread.stop()
         if self._statistics.reports:
             try:
@@ -160,22 +160,22 @@ class FleetReporter(Closeable):
     # -- the thread
 
     def _pause_s(self) -> float:
-        return self._told_interval_s() * random.uniform(0.9, 1.0)  # not in step with others
+        return self._reported_interval_s() * random.uniform(0.9, 1.0)  # not in step with other members
 
-    def _told_interval_s(self) -> float:
+    def _reported_interval_s(self) -> float:
         if self._interval_s is not None:
             return self._interval_s
         return min(INTERVAL_S_MAX, max(INTERVAL_S, self._statistics.members / REPORTS_PER_S))
 
     def _work(self) -> None:
         data = write(self._make())
-        told = self._db.tell_report(self._key, data)
-        before = None if told.before is None else read(told.before)
-        if self._statistics.reports and before is not None and before.incarnation != self.incarnation:
-            self._give_way(before, data)
+        stored = self._db.tell_report(self._key, data)
+        replaced = None if stored.before is None else read(stored.before)
+        if self._statistics.reports and replaced is not None and replaced.incarnation != self.incarnation:
+            self._resolve_clash(replaced, data)
         self._statistics.reports += 1
         self._statistics.bytes = len(data)
-        self._statistics.members = told.total
+        self._statistics.members = stored.total
         if self._clock() >= self._clean_at:
             self._forget_dead()
 
@@ -185,7 +185,7 @@ class FleetReporter(Closeable):
             name=self.name,
             incarnation=self.incarnation,
             count=self._statistics.reports + self._statistics.failures + 1,
-            interval_s=self._told_interval_s(),
+            interval_s=self._reported_interval_s(),
             host=socket.gethostname(),
             pid=os.getpid(),
             role=self._process.role,
@@ -203,11 +203,11 @@ class FleetReporter(Closeable):
     def _read_digests(self) -> None:
         self._digests = tuple(map(digest_of, self._caches))
 
-    def _give_way(self, other: FleetReport, data: bytes) -> None:
-        """Another process tells under this name: from now on each has a report of its own, and observers see both."""
+    def _resolve_clash(self, other: FleetReport, data: bytes) -> None:
+        """Another process reports under this name: use another key from now on, so that observers see both members."""
         self._statistics.clashes += 1
         LOG.warning(
-            "%s is the name of two members of the fleet: of process %d on %s, too. Give each a name of its own.",
+            "%s is the name of two members of the fleet: process %d on %s uses it, too. Give each a name of its own.",
             self.name, other.pid, other.host,
         )  # fmt: skip
         shared, self._key = self._key, f"{self.name} #{self.incarnation}"
@@ -215,7 +215,7 @@ class FleetReporter(Closeable):
         self._db.forget_reports([shared])
 
     def _forget_dead(self) -> None:
-        """Reports of processes that were killed and never started again."""
+        """Delete the reports of processes that were killed and not started again."""
         found = self._db.reports()
         now = self._clock()
         self._progress.observe({key: mark_of(data) for key, data in found.items()}, now)
@@ -228,7 +228,7 @@ class FleetReporter(Closeable):
 
 
 def release() -> str:
-    """Of Heliograph, as it is installed; empty where it is not."""
+    """The installed release of Heliograph; empty when it is not installed as a package."""
     try:
         return importlib.metadata.version("heliograph")
     except importlib.metadata.PackageNotFoundError:

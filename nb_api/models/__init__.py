@@ -1,4 +1,4 @@
-"""Tables declared as classes: writers are checked before they commit, readers get instances.
+"""Tables declared as classes: values are checked before they are committed, and readers get instances.
 
     from nb_api.models import Model
 
@@ -9,8 +9,8 @@
     nb.table(Port).create("p1", Port("n1"), topic="tenant-7")
     cache.table(Port).get("p1").value.network
 
-A class is a `Model`, or a dataclass, a `msgspec.Struct` or a pydantic model that `stored_in` binds to a table.  What
-does not fit is a `nb_api.errors.ValueMismatch`.
+A class is a `Model`, or a dataclass, a `msgspec.Struct` or a pydantic model that `stored_in` binds to a table.  A value
+that does not fit the class raises `nb_api.errors.ValueMismatch`.
 """
 
 from nb_api.models.cached_table import CachedTable, Mismatched, TableSubscription

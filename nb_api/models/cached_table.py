@@ -27,8 +27,8 @@ R = TypeVar("R")
 
 
 class Mismatched(msgspec.Struct, frozen=True):
-    """An object is new, or has a newer version, and does not fit the class of its table.  Nothing is known of it but
-    what is stored: ``error.object``."""
+    """An object is new, or has a newer version, and does not fit the class of its table.  ``error.object`` is the
+    object as it is stored."""
 
     table: str
     key: str
@@ -54,7 +54,7 @@ class _TypedUpdated(Updated[V_co], frozen=True, gc=True):
 
     @property
     def before(self) -> DbObject[V_co]:
-        """Raises ValueMismatch when the version before did not fit."""
+        """Raises ValueMismatch when the former version did not fit."""
         return self._reader(self._entry_before.named(self.table, self.key))
 
 
@@ -63,7 +63,7 @@ class _TypedDeleted(Deleted[V_co], frozen=True, gc=True, kw_only=True):
 
     @property
     def object(self) -> DbObject[V_co]:
-        """As it was last.  Raises ValueMismatch when that did not fit."""
+        """The last version.  Raises ValueMismatch when it did not fit."""
         return self._reader(self._entry.named(self.table, self.key))
 
 
@@ -71,11 +71,11 @@ TableChange = Created[T] | Updated[T] | Deleted[T] | Resynced | Mismatched
 
 
 class TableSubscription(Closeable, Generic[T]):
-    """One consumer of a `CachedTable`.  Methods may be called from any thread."""
+    """One consumer of a `CachedTable`.  Thread-safe."""
 
     def __init__(self, subscription: Subscription, typed: Callable[[CacheChange], TableChange[T]]) -> None:
         self.subscription = subscription
-        """The same without the class: it has the counters."""
+        """The subscription to the cache, which has the counters."""
         self._typed = typed
         self._is_closed = False
 
@@ -83,20 +83,20 @@ class TableSubscription(Closeable, Generic[T]):
         return f"of {self.subscription!r}"
 
     def changes(self, *, timeout_s: float | None = None) -> Iterator[TableChange[T]]:
-        """As `Subscription.changes`, with instances; an object that does not fit is told as `Mismatched`."""
+        """As `Subscription.changes`, with instances; for an object that does not fit it yields `Mismatched`."""
         return map(self._typed, self.subscription.changes(timeout_s=timeout_s))
 
     def close(self) -> None:
-        """Be told of nothing more.  Idempotent."""
+        """As `Subscription.close`.  Idempotent."""
         self._is_closed = True
         self.subscription.close()
 
 
 class CachedTable(CacheView[T]):
-    """A table of a `LocalCache` with its class, made by `LocalCache.table`.  Methods may be called from any thread.
+    """A table of a `LocalCache` with its class, made by `LocalCache.table`.  Thread-safe.
 
-    They do what those of the cache do and raise the same.  An object that does not fit is in the copy as it is stored,
-    is counted in ``mismatches`` of the statistics, each version once, and logged at most once a minute.
+    Methods do what those of the cache do, and raise the same errors.  An object that does not fit is in the copy as it
+    is stored.  It is counted in ``mismatches`` of the statistics, each version once, and logged at most once a minute.
     """
 
     def __init__(self, cache: LocalCache, model: TableModel[T], mismatches: Mismatches) -> None:
@@ -120,7 +120,7 @@ class CachedTable(CacheView[T]):
         return self._model.table
 
     def read(self, found: DbObject) -> DbObject[T]:
-        """An object of the table, read as it is stored, with an instance as its value.  Raises ValueMismatch."""
+        """The same object of the table with an instance as its value.  Raises ValueMismatch."""
         try:
             return self._model.read(found)
         except ValueMismatch as error:
@@ -132,12 +132,12 @@ class CachedTable(CacheView[T]):
         return self.read(self._cache.get(self.name, key))
 
     def get_all(self, *, topics: Sequence[str] | None = None) -> list[DbObject[T]]:
-        """The objects that fit, by key."""
+        """The objects that fit, ordered by key."""
         found = self._cache.get_all(self.name, topics=topics)
         return [read for read in read_each(self._model, found, self._mismatches) if isinstance(read, DbObject)]
 
     def mismatches(self) -> list[ValueMismatch]:
-        """What does not fit now, by key.  Looks at all objects of the table."""
+        """An error for each object that does not fit now, ordered by key.  Looks at all objects of the table."""
         found = self._cache.get_all(self.name)
         return [read for read in read_each(self._model, found, self._mismatches) if isinstance(read, ValueMismatch)]
 
@@ -147,8 +147,8 @@ class CachedTable(CacheView[T]):
         return None if found is None else self.read(found)
 
     def adapted(self, function: Callable[[DbObject[T]], R]) -> Callable[[DbObject], R]:
-        """The same function, for objects as they are stored: for ``owners`` of a controller.  It raises ValueMismatch
-        for one that does not fit."""
+        """The function for objects as they are stored, such as ``owners`` of a controller need.  It raises
+        ValueMismatch for an object that does not fit."""
         return lambda found: function(self.read(found))
 
     def index(
@@ -160,14 +160,14 @@ class CachedTable(CacheView[T]):
         multiple: bool = False,
         sorted: bool = False,
     ) -> Index[T]:
-        """As `LocalCache.index`.  An object that does not fit is not in it, and named by `Index.failed`."""
+        """As `LocalCache.index`.  Objects that do not fit are not in it; `Index.failed` names them."""
         plain = self._cache.index(
             name, self.adapted(function), table=self.name, unique=unique, multiple=multiple, sorted=sorted
         )
         return plain.read_by(self.read)
 
     def subscribe(self, on_changes: Callable[[Sequence[TableChange[T]]], None] | None = None) -> TableSubscription[T]:
-        """As `LocalCache.subscribe`, for this table, with instances.  The instance of a change is its consumer's."""
+        """As `LocalCache.subscribe`, for this table, with instances.  Each consumer gets an instance of its own."""
         callback = None if on_changes is None else functools.partial(self._call, on_changes)
         return TableSubscription(self._cache.subscribe(callback, tables=[self.name]), self.typed)
 
@@ -193,7 +193,7 @@ class CachedTable(CacheView[T]):
 
 
 class WholeCache(CacheView[Any]):
-    """The part of a `LocalCache` that knows classes of tables."""
+    """Base of `LocalCache`: the methods of a `CacheView` of all tables, and those that need the classes of tables."""
 
     @property
     def cache(self) -> LocalCache:
@@ -210,9 +210,9 @@ class WholeCache(CacheView[Any]):
         return f"of {', '.join(self.cache.tables) or 'no objects yet'}"
 
     def table(self, cls: type[T]) -> CachedTable[T]:
-        """A table of this copy, whose values are read as instances of the class that is declared for it.
+        """The table of this copy to which the class is bound.  Its values are read as instances of the class.
 
-        Raises UsageError for a class that is not declared, and for a table that is not followed.
+        Raises UsageError for a class that is bound to no table, and for a table that the cache does not follow.
         """
         model = TableModel(cls)
         if not self.cache.is_followed(model.table):

@@ -1,4 +1,4 @@
-"""From the plain value of an object to an instance of the class of its table, and back."""
+"""Conversion between the stored value of an object and an instance of the class of its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nb_api.core.changes import DbObject
 from nb_api.core.plain_values import AS_THEY_ARE
 from nb_api.errors import ValueMismatch
 from nb_api.models.declaring import is_pydantic, table_of
-from nb_api.models.unknown_fields import kept
+from nb_api.models.unknown_fields import keep_unknown
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.rate_limited_log import RateLimitedLog
@@ -28,8 +28,8 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$")
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<field>.*?)`")
 _NOTED_MAX = 10_000
 _LOCAL_TIME = (
-    ". It has a datetime without a time zone, which is another moment on another host and is stored as a text: give it "
-    "one, for example by datetime.now(timezone.utc) or value.replace(tzinfo=timezone.utc)"
+    ". It has a datetime without a time zone, which means another time on another host, and is stored as a text: add a "
+    "time zone, for example by datetime.now(timezone.utc) or value.replace(tzinfo=timezone.utc)"
 )
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,7 +38,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class TableModel(Generic[T]):
-    """The class of a table, as a pair of functions.  Thread-safe: it holds no state."""
+    """Conversions for the class of a table.  Thread-safe: it has no state."""
 
     def __init__(self, cls: type[T]) -> None:
         """Raises UsageError for a class that is not declared, or has a field of a type that cannot be stored."""
@@ -48,19 +48,19 @@ class TableModel(Generic[T]):
         if self._is_pydantic:
             return
         if issubclass(cls, msgspec.Struct) and cls.__struct_config__.array_like:
-            raise UsageError(f"{cls.__name__} is array_like: fields that others have added could not be told by name")
+            raise UsageError(f"{cls.__name__} is array_like: added fields could not be recognised by their names")
         try:
-            msgspec.msgpack.Decoder(cls)  # looks at the types of all fields
-        except Exception as error:  # whatever a type may raise
+            msgspec.msgpack.Decoder(cls)  # checks the types of all fields
+        except Exception as error:  # a type may raise any exception
             raise UsageError(f"{cls.__name__} cannot be the class of table {self.table!r}: {error}") from error
 
     def parse(self, key: str, value: Any, found: DbObject | None = None) -> T:
-        """An instance.  It may share parts with ``value``.  Raises ValueMismatch."""
+        """An instance from a stored value, with which it may share parts.  Raises ValueMismatch."""
         try:
             if self._is_pydantic:
                 return self.cls.model_validate(value)  # type: ignore[attr-defined, no-any-return]
             return msgspec.convert(value, self.cls, builtin_types=AS_THEY_ARE)
-        except Exception as error:  # the class may raise what it likes, and that says the same
+        except Exception as error:  # the class may raise any exception
             raise self._mismatch(key, error, found) from error
 
     def read(self, found: DbObject) -> DbObject[T]:
@@ -73,14 +73,14 @@ class TableModel(Generic[T]):
         if not isinstance(instance, self.cls):
             raise self._mismatch(key, TypeError(f"expected {self.cls.__name__}, got {type(instance).__name__}"))
         value = self._plain(key, instance)
-        self._check_stored(key, value, instance)  # it may hold anything: only reading it says whether it fits
+        self._check_stored(key, value, instance)  # fields of an instance may have any value: only parsing checks them
         return value
 
     def check(self, key: str, value: Any) -> None:
-        """A plain value that is to be written.  Raises ValueMismatch when it would not fit as it would be read."""
+        """Check a plain value that will be written.  Raises ValueMismatch when a reader could not parse it."""
         try:
             stored = _decode(_encode(value))
-        except Exception:  # noqa: BLE001  what cannot be stored is refused where it is stored
+        except Exception:  # noqa: BLE001  the database refuses a value that cannot be encoded
             stored = value
         self._check_stored(key, stored, value)
 
@@ -93,17 +93,17 @@ class TableModel(Generic[T]):
             raise
 
     def _plain(self, key: str, instance: T) -> Any:
-        """As it would be read: a tuple is a list then."""
+        """The value as it would be read from the database: a tuple becomes a list."""
         try:
             part = instance.model_dump(by_alias=True, warnings=False) if self._is_pydantic else instance  # type: ignore[attr-defined]
             return _decode(_encoded(part))
-        except Exception as error:  # as above
+        except Exception as error:  # the class may raise any exception
             raise self._mismatch(key, error) from error
 
     def updated(self, key: str, stored: Any, change: T | Callable[[T], T]) -> Any:
-        """The value to store in place of ``stored``: the instance, or what the function makes of the present one.
+        """The value to store instead of ``stored``: of an instance, or of what a function returns for the present one.
 
-        What the class does not know stays as it is stored.  Raises ValueMismatch, and what the function raises.
+        Fields that the class does not know stay as they are.  Raises ValueMismatch, and what the function raises.
         """
         is_instance = isinstance(change, self.cls)
         try:
@@ -112,28 +112,33 @@ class TableModel(Generic[T]):
             if not is_instance:
                 raise
             return self._repaired(key, stored, cast(T, change))
-        known = self._plain(key, present)  # before the function, which may change what it is given
+        known = self._plain(key, present)  # before the function is called, which may change ``present``
         wanted = change if is_instance else cast(Callable[[T], T], change)(present)
         plain = self.plain(key, cast(T, wanted))
-        merged = kept(stored, known, plain)
-        return stored if merged is stored else self._harmless(key, merged, plain)
+        merged = keep_unknown(stored, known, plain)
+        return stored if merged is stored else self._without_contradictions(key, merged, plain)
 
     def _repaired(self, key: str, stored: Any, instance: T) -> Any:
-        """What is stored does not fit: all of it that the instance does not replace stays, if that fits."""
+        """The value to store for an instance, where the stored value does not fit.
+
+        Fields that the instance does not replace stay, if the result fits with them.
+        """
         wanted = self.plain(key, instance)
         if type(stored) is not dict or type(wanted) is not dict:
             return wanted
-        return self._harmless(key, {**stored, **wanted}, wanted)
+        return self._without_contradictions(key, {**stored, **wanted}, wanted)
 
-    def _harmless(self, key: str, merged: Any, wanted: Any) -> Any:
-        """``merged``, without what would make another instance of it than of ``wanted``.
+    def _without_contradictions(self, key: str, merged: Any, wanted: Any) -> Any:
+        """``merged``, without stored fields with which it would be read as another instance than ``wanted``.
 
-        A class may leave out a field that has its default, or read one by a former name: what is stored under such a
-        name is not unknown to it, and would count instead of what is to be written.
+        A class may omit a field that has its default, or read a field by a former name.  A stored field of such a name
+        seems to be unknown to the class, but would replace the new value.
         """
         expected = self._as_read(key, wanted)
         if self._as_read(key, merged) == expected or expected != self._as_read(key, wanted):
-            return merged  # also when the class reads a value in another way each time, so that nothing can be said
+            return (
+                merged  # the second condition: the class parses a value differently each time, so no comparison helps
+            )
         if type(merged) is not dict or type(wanted) is not dict:
             return wanted
         result = {}
@@ -145,7 +150,7 @@ class TableModel(Generic[T]):
         return result if self._as_read(key, result) == expected else wanted
 
     def _as_read(self, key: str, value: Any) -> bytes | None:
-        """What the class makes of a value, in a form that can be compared; None when it does not fit."""
+        """The instance that the class parses from a value, in a form that can be compared; None if it does not fit."""
         try:
             return _encoded(self._plain(key, self.parse(key, value)))
         except ValueMismatch:
@@ -165,7 +170,7 @@ class TableModel(Generic[T]):
 
 
 class Mismatches:
-    """Counts what does not fit, each version of an object once, and logs it now and then.  Thread-safe."""
+    """Counts objects that do not fit, each version once, and logs them at a limited rate.  Thread-safe."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 class Table(Generic[T]):
-    """A table with its class, made by `NbApi.table`.  Methods may be called from any thread.
+    """A table with its class, made by `NbApi.table`.  Thread-safe.
 
-    They do what those of `NbApi` do and raise the same, and ValueMismatch before anything is written.  `update` and
-    `put` read the object first: fields that the class does not know stay as they are.
+    Methods do what those of `NbApi` do, and raise the same errors; ValueMismatch is raised before anything is written.
+    `update` and `put` read the object first: fields that the class does not know stay as they are.
     """
 
     def __init__(self, nb: NbApi, model: TableModel[T], mismatches: Mismatches) -> None:
@@ -46,16 +46,16 @@ class Table(Generic[T]):
     def update(
         self, key: str, value: T | Callable[[T], T], *, topic: str | None = None, expected_version: int | None = None
     ) -> int:
-        """Give an object a new value, or what a function makes of the present one; returns its version.
+        """Write a new value, or what a function returns for the present one; returns the version of the object.
 
-        The object is read, and written on the version that was read; when another writer was faster, again, as
-        `NbApi.update` with a function.  An object that does not fit can be replaced, and no function is called with it.
+        The object is read, and written if it still has that version; otherwise both are repeated, as `NbApi.update`
+        does with a function.  An object that does not fit can be replaced by a value; a function is not called for it.
         """
         function = functools.partial(self._updated, key, value)
         return self._nb.update(self.name, key, function, topic=topic, expected_version=expected_version)
 
     def put(self, key: str, value: T, *, topic: str, expected_version: int | None = None) -> int:
-        """Create the object, or give it this value and topic when it exists; returns its version."""
+        """Create the object, or change its value and topic if it exists; returns its version."""
         while True:
             try:
                 return self.update(key, value, topic=topic, expected_version=expected_version)
@@ -65,7 +65,7 @@ class Table(Generic[T]):
             try:
                 return self.create(key, value, topic=topic)
             except ObjectExists:
-                continue  # another writer made it meanwhile
+                continue  # another writer has created it meanwhile
 
     def delete(self, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object, whether it fits or not; returns the version of its tombstone."""
@@ -78,23 +78,23 @@ class Table(Generic[T]):
         return self._noting(self._model.read, self._nb.get(self.name, key))
 
     def get_all(self, *, topics: Sequence[str] | None = None) -> list[DbObject[T]]:
-        """The objects of the table that fit, by key; as of one moment.  Those that do not are counted and logged."""
+        """The objects of the table that fit, of one revision, ordered by key.  The others are counted and logged."""
         found = self._nb.get_all(self.name, topics=topics)
         return [read for read in read_each(self._model, found, self._mismatches) if isinstance(read, DbObject)]
 
     def mismatches(self, *, topics: Sequence[str] | None = None) -> list[ValueMismatch]:
-        """What does not fit, by key.  Reads all objects."""
+        """An error for each object that does not fit, ordered by key.  Reads all objects of the table."""
         found = self._nb.get_all(self.name, topics=topics)
         return [read for read in read_each(self._model, found, self._mismatches) if isinstance(read, ValueMismatch)]
 
     # -- for transactions
 
     def plain(self, key: str, value: T) -> Any:
-        """The value as it is stored.  Raises ValueMismatch."""
+        """The value in the form in which it is stored.  Raises ValueMismatch."""
         return self._noting(self._model.plain, key, value)
 
     def updated(self, key: str, value: T | Callable[[T], T]) -> tuple[DbObject, Any]:
-        """The object as it is stored now, and what an update would store instead.  Raises as `update`."""
+        """The object as it is stored now, and the value that an update would store.  Raises as `update`."""
         found = self._nb.get(self.name, key)
         return found, self._updated(key, value, found.value)
 
@@ -110,10 +110,10 @@ class Table(Generic[T]):
 
 
 class TransactionTable(Generic[T]):
-    """A table within a transaction, made by `Transaction.table`.  Not for several threads.
+    """A table within a transaction, made by `Transaction.table`.  Not thread-safe.
 
     `update` and `put` read the object at once, because fields that the class does not know stay as they are, and expect
-    that version: VersionConflict at the end means that another writer was faster, and that the block may be run again.
+    that version at the commit: VersionConflict means that another writer was faster, and the block may be run again.
     """
 
     def __init__(self, transaction: Transaction, table: Table[T]) -> None:
@@ -124,24 +124,24 @@ class TransactionTable(Generic[T]):
         return f"<TransactionTable {self._table.name!r}>"
 
     def create(self, key: str, value: T, *, topic: str) -> None:
-        """Raises ValueMismatch.  At the end: ObjectExists."""
+        """Raises ValueMismatch.  At the commit: ObjectExists."""
         self._transaction.create(self._table.name, key, self._table.plain(key, value), topic=topic)
 
     def update(
         self, key: str, value: T | Callable[[T], T], *, topic: str | None = None, expected_version: int | None = None
     ) -> None:
-        """Raises ObjectNotFound, ValueMismatch.  At the end: VersionConflict."""
+        """Raises ObjectNotFound, ValueMismatch.  At the commit: VersionConflict."""
         self.add_update(key, self.read_for_update(key, value), topic=topic, expected_version=expected_version)
 
     def put(self, key: str, value: T, *, topic: str) -> None:
-        """Raises ValueMismatch.  At the end: VersionConflict, ObjectExists."""
+        """Raises ValueMismatch.  At the commit: VersionConflict, ObjectExists."""
         self.add_put(key, value, self.read_for_put(key, value), topic=topic)
 
     def delete(self, key: str, *, expected_version: int | None = None) -> None:
-        """At the end: ObjectNotFound, VersionConflict."""
+        """At the commit: ObjectNotFound, VersionConflict."""
         self._transaction.delete(self._table.name, key, expected_version=expected_version)
 
-    # -- the halves of update and put: the first waits for the database, and adds nothing to the transaction
+    # -- the two steps of update and put: the first blocks for the database, and adds nothing to the transaction
 
     def read_for_update(self, key: str, value: T | Callable[[T], T]) -> tuple[DbObject, Any]:
         """For `add_update`.  Raises ObjectNotFound, ValueMismatch."""
@@ -178,7 +178,7 @@ class DeclaredTables:
         self._by_table: dict[str, tuple[TableModel[Any], ...]] = {}
 
     def model(self, cls: type[T]) -> TableModel[T]:
-        """Known from now on.  Raises UsageError."""
+        """Add a class, if it is new.  Raises UsageError."""
         known = self._models.get(cls)
         if known is None:
             known = self._models[cls] = TableModel(cls)
@@ -189,7 +189,7 @@ class DeclaredTables:
         return bool(self._by_table)
 
     def check(self, writes: Iterable[Write]) -> None:
-        """Raises ValueMismatch for the first that does not fit a class of its table."""
+        """Raises ValueMismatch for the first write that does not fit a class of its table."""
         for write in writes:
             if write.action != "delete":
                 for model in self._by_table.get(write.table, ()):
@@ -203,7 +203,7 @@ class DeclaredTables:
 def read_each(
     model: TableModel[T], objects: Iterable[DbObject], mismatches: Mismatches
 ) -> Iterator[DbObject[T] | ValueMismatch]:
-    """Each object with an instance, or why there is none."""
+    """Each object with an instance as its value, or the error for it."""
     for found in objects:
         try:
             yield model.read(found)

@@ -1,15 +1,15 @@
 """A writer in a process of its own, for tests that need more than one.
 
-``python -m nb_api.testing.db_child work URL`` says ``{"ready": true}`` when the database is open, then reads commands
+``python -m nb_api.testing.db_child work URL`` writes ``{"ready": true}`` when the database is open, then reads commands
 from standard input and answers on standard output, one JSON object per line.  The end of the input ends the process.
-`pubsub_api.testing.child.ChildProcess` is the other end of that conversation; `writer_process` starts one.
+`pubsub_api.testing.child.ChildProcess` is the other side; `writer_process` starts one.
 
 =======================================================  ============================================================
 ``{"create": table, "prefix": p, "count": n}``           creates ``p0`` ... with topic ``t``: ``{"versions": [...]}``
 ``{"increment": [table, key], "count": n}``              adds 1 to the value, n times: ``{"done": n}``
 ``{"allocate": name, "count": n}``                       ``{"numbers": [...]}``
 ``{"create_without_end": table, "prefix": p}``           ``{"version": v}`` after each commit, until it is killed
-``{"apply_without_end": table, "prefix": p}``            the same with `TOGETHER` objects in each transaction
+``{"apply_without_end": table, "prefix": p}``            as before, with `WRITES_PER_TRANSACTION`
 =======================================================  ============================================================
 """
 
@@ -23,16 +23,16 @@ from nb_api.errors import VersionConflict
 from nb_api.loading import open_db
 from pubsub_api.testing.child import ChildProcess, Message, work_on
 
-TOGETHER = 5
+WRITES_PER_TRANSACTION = 5
 
 
 def writer_process(url: str) -> ChildProcess:
-    """A process that is about to open the database.  Call ``receive()`` once to wait until it has."""
+    """Start a process that opens the database.  Call ``receive()`` once to wait until it is open."""
     return ChildProcess("work", url, module=__name__)
 
 
 def increment(db: DbApi, table: str, key: str) -> int:
-    """Add 1 to the value without losing what others add meanwhile; returns the version."""
+    """Add 1 to the value, also while other writers add to it; returns the version."""
     while True:
         found = db.get(table, key)
         try:
@@ -54,7 +54,7 @@ def _answers(db: DbApi, command: Message) -> Iterator[Message]:
     elif "apply_without_end" in command:
         table, prefix = command["apply_without_end"], command["prefix"]
         for i in count():
-            writes = [Write("create", table, f"{prefix}{i}-{j}", i, "t") for j in range(TOGETHER)]
+            writes = [Write("create", table, f"{prefix}{i}-{j}", i, "t") for j in range(WRITES_PER_TRANSACTION)]
             yield {"version": db.apply(writes)[-1]}
     else:
         table, prefix = command["create_without_end"], command["prefix"]

@@ -25,11 +25,11 @@ from pubsub_api.testing.faults import Faults
 T = TypeVar("T")
 _DB = {"outbox_age": 60.0, "retry_interval_max": 0.5}
 _CACHE = {"verify_interval": 0.2, "snapshot_jitter": 0.05}
-"""Short times: tests wait for these, and a machine that has other things to do does not."""
+"""Short times: tests wait for them.  No fault is detected by them, so a loaded machine does not matter."""
 
 
 class MemoryBus(Closeable):
-    """A bus inside this process, and the switches for what is wrong with it.  Thread-safe."""
+    """A bus inside this process, with faults that can be switched on.  Thread-safe."""
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex
@@ -39,12 +39,12 @@ class MemoryBus(Closeable):
 
     @property
     def faults(self) -> Faults:
-        """All that a bus can do wrong; what tests want most has a method of its own here."""
+        """All faults of the bus.  The methods below are for the faults that tests need most."""
         faults: Faults = self._bus.faults
         return faults
 
     def session(self, **options: Any) -> Session:
-        """A session with short times, which is closed with the bus; ``options`` are of ``[pubsub]``."""
+        """A session with short times, which is closed with the bus.  ``options`` are those of ``[pubsub]``."""
         return self._sessions.enter_context(pubsub_api.open(conf=fast_conf(self.url, **options)))
 
     def lose(self, share: float) -> None:
@@ -52,15 +52,15 @@ class MemoryBus(Closeable):
         self.faults.set(drop=share)
 
     def delay(self, seconds: float) -> None:
-        """Let every frame take so long."""
+        """Delay every frame by this time."""
         self.faults.set(delay=1.0 if seconds else 0.0, delay_s_min=seconds, delay_s_max=seconds)
 
     def cut(self, *, silently: bool = False) -> None:
-        """Let nothing through; ``silently``: no process is told that its link is down."""
+        """Lose every frame.  ``silently``: no process is told that its link is down."""
         self.faults.set(partitioned=silently, disconnected=not silently)
 
     def heal(self) -> None:
-        """End every fault.  What was lost is repaired, or read from the database again."""
+        """End every fault.  Lost frames are repaired, or objects are read from the database again."""
         self.faults.heal()
 
     def close(self) -> None:
@@ -68,9 +68,9 @@ class MemoryBus(Closeable):
 
 
 class MemorySystem(Closeable):
-    """A database in ``directory`` and what belongs to it.  Everything that it made is closed with it.
+    """A database in ``directory`` with writers, copies and controllers, which are closed with it.
 
-    Made by one thread, usually that of a test.
+    Not thread-safe: for the thread of a test.
     """
 
     def __init__(self, directory: pathlib.Path, bus: MemoryBus | None = None) -> None:
@@ -78,17 +78,17 @@ class MemorySystem(Closeable):
         self.url = f"sqlite://{directory}/objects.db"
         self.bus = bus
         self.time = VirtualTime()
-        """The time of the controllers."""
-        self._made = contextlib.ExitStack()
+        """The clock of the controllers."""
+        self._closing = contextlib.ExitStack()
         self._writers: list[NbApi] = []
         self._caches: list[LocalCache] = []
         self._settled = -1
-        """The revision up to which everything was done at the end of the last `settle`."""
+        """The revision up to which copies and controllers were done at the end of the last `settle`."""
         self._reader = self._open("reader")
 
     def _open(self, name: str) -> NbApi:
         nb = NbApi.open(conf=self._conf(name), url=self.url)
-        self._made.callback(nb.close)
+        self._closing.callback(nb.close)
         return nb
 
     def _conf(self, name: str) -> cfg.ConfigOpts:
@@ -104,39 +104,41 @@ class MemorySystem(Closeable):
     # -- members
 
     def writer(self, name: str = "writer") -> NbApi:
-        """What an API worker has: writes go into the database, and are told on the bus."""
+        """An `NbApi` as that of an API worker: it writes to the database, and publishes on the bus."""
         nb = self._open(name)
         self._writers.append(nb)
         return nb
 
     def cache(self, **arguments: Any) -> LocalCache:
-        """A copy as a process of its own would have it; ``arguments`` are those of `LocalCache`.  Waits until it is
-        complete, unless the bus is cut."""
+        """A copy with a database handle and a session of its own; ``arguments`` are those of `LocalCache`.
+
+        Blocks until it is complete, unless the bus has faults.
+        """
         cache = LocalCache(self._open("controller"), **arguments)
-        self._made.callback(cache.close)
+        self._closing.callback(cache.close)
         self._caches.append(cache)
         if self.bus is None or self.bus.faults.settings.is_quiet:
             cache.wait_synced(timeout_s=PATIENCE_S)
         return cache
 
     def controller(self, cache: CacheView[T], reconcile: Reconcile[T], **arguments: Any) -> Controller:
-        """A controller that goes by `time`; ``arguments`` are those of `Controller`."""
+        """A controller with the clock `time`; ``arguments`` are those of `Controller`."""
         controller = Controller(cache, reconcile, clock=self.time, **{"interval_min_s": 0.0, **arguments})
-        self._made.callback(controller.close)
+        self._closing.callback(controller.close)
         return controller
 
     # -- what happens
 
     def settle(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Return when every copy is equal to the database and every controller has done what is due.
+        """Block until every copy is equal to the database and every controller has done what is due.
 
-        What controllers write meanwhile is waited for, too.  Time does not move.  Raises WaitTimeout.
+        That includes the writes that controllers make meanwhile.  Time does not advance.  Raises WaitTimeout.
         """
         self._settled = -1
         self._settle_writes(timeout_s=timeout_s)
 
     def _settle_writes(self, *, timeout_s: float) -> None:
-        """The same, when nothing but controllers has written since."""
+        """As `settle`, if only controllers have written since the last one."""
         deadline = time.monotonic() + timeout_s
         self.time.settle(timeout_s=timeout_s)
         while self._settled != (revision := self._reader.db.revision()):
@@ -156,24 +158,24 @@ class MemorySystem(Closeable):
         return rest_s
 
     def advance(self, seconds: float, *, timeout_s: float = PATIENCE_S) -> None:
-        """`settle`, then let time pass for the controllers, as `VirtualTime.advance`, and `settle` again.
+        """`settle`, advance the time of the controllers as `VirtualTime.advance`, and `settle` again.
 
-        What a run has written is in the copies before time goes on.  Raises UsageError, WaitTimeout.
+        The writes of a run are in the copies before time advances further.  Raises UsageError, WaitTimeout.
         """
         self.settle(timeout_s=timeout_s)
         self.time.advance_by(seconds, self._settle_writes, timeout_s)
         self.settle(timeout_s=timeout_s)
 
     def restart(self, writer: NbApi) -> NbApi:
-        """Let a writer end without a good-bye, as by ``kill -9``, and start another of its name, which is returned."""
+        """Close a writer without its BYE reaching any subscriber, as if killed, and return a new one of its name."""
         name = str(writer.conf.pubsub.publisher_name)
-        with self._unheard():
+        with self._partitioned():
             writer.close()
         self._writers.remove(writer)
         return self.writer(name)
 
     @contextlib.contextmanager
-    def _unheard(self) -> Iterator[None]:
+    def _partitioned(self) -> Iterator[None]:
         if self.bus is None:
             yield
             return
@@ -185,4 +187,4 @@ class MemorySystem(Closeable):
             self.bus.faults.partition(was_cut)
 
     def close(self) -> None:
-        self._made.close()
+        self._closing.close()

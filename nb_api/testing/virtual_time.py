@@ -1,4 +1,4 @@
-"""Time that a test moves: a pause of an hour is over when the test says so, and not before."""
+"""Time that a test advances: a pause of an hour is over when the test says so."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nb_api.controller.clock import Timed
 from pubsub_api.errors import UsageError, WaitTimeout
 
 PATIENCE_S = 60.0
-"""How long controllers may take, by the machine's clock, to do what is due."""
-_LOOK_S = 0.001
+"""How long controllers may take, in real time, to do what is due."""
+_POLL_S = 0.001
 _STEPS_MAX = 100_000
 
 
 class VirtualTime:
-    """The clock of controllers in a test: ``Controller(..., clock=time)``.  It stands still until it is moved.
+    """The clock of controllers in a test: ``Controller(..., clock=time)``.  It advances only by `advance`.
 
-    Every method may be called from any thread, but from none of a controller.
+    Thread-safe, but the function of a controller must not call `settle` or `advance`.
     """
 
     def __init__(self) -> None:
@@ -36,20 +36,20 @@ class VirtualTime:
             self._attached.add(timed)
 
     def settle(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Return when controllers have done what is due now.  Time does not move.  Raises WaitTimeout."""
+        """Block until controllers have done what is due now.  Time does not advance.  Raises WaitTimeout."""
         self._wait(lambda: all(timed.is_resting for timed in self._all()), timeout_s)
 
     def advance(self, seconds: float, *, timeout_s: float = PATIENCE_S) -> None:
-        """Move on, from one time at which something is due to the next, and wait each time until it is done.
+        """Advance from one time at which a run is due to the next, and block each time until the run is done.
 
-        So a key that wants to be worked on every minute is, sixty times in an hour.  Raises UsageError, WaitTimeout.
+        So a key that runs every minute runs sixty times in an hour.  Raises UsageError, WaitTimeout.
         """
         self.advance_by(seconds, self.settle, timeout_s)
 
     def advance_by(self, seconds: float, settle: Callable[..., None], timeout_s: float) -> None:
-        """The same with another ``settle(timeout_s=...)``, which waits for what controllers have written, too."""
+        """As `advance`, with a function that is called as ``settle(timeout_s=...)`` instead of `settle`."""
         if not seconds >= 0:
-            raise UsageError(f"time does not go back: {seconds!r} s")
+            raise UsageError(f"time cannot go back: {seconds!r} s")
         end = self._now + seconds
         deadline = time.monotonic() + timeout_s
         for _ in range(_STEPS_MAX):
@@ -57,13 +57,10 @@ class VirtualTime:
             if self._now >= end:
                 return
             due = min([self._now + timed.next_in_s() for timed in self._all()], default=end)
-            self._move(min(due, end))
+            self._now = min(due, end)
+            for timed in self._all():
+                timed.time_changed()
         raise WaitTimeout(f"more than {_STEPS_MAX} runs were due within {seconds} s")
-
-    def _move(self, now: float) -> None:
-        self._now = now
-        for timed in self._all():
-            timed.time_changed()
 
     def _all(self) -> list[Timed]:
         with self._lock:
@@ -74,4 +71,4 @@ class VirtualTime:
         while not is_done():
             if time.monotonic() >= deadline:
                 raise WaitTimeout(f"controllers were not done within {timeout_s} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""What a verification has found, and what verifications count."""
+"""The result of a verification, and the counters of verifications."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nb_api.core.copy.differences import CachedObject
 from nb_api.core.digests import TableDigest
 
 DifferenceKind = Literal["missing", "surplus", "stale", "ahead", "topic", "value"]
-"""``missing``: the copy has not the object; ``surplus``: the database has it not, or not in what the copy follows;
-``stale``: the copy has an older version; ``ahead``: it has a version that the database has never had, or has lost;
-``topic`` and ``value``: it has the right version, and something else in it."""
+"""``missing``: the copy lacks the object; ``surplus``: the database lacks it, or the copy does not follow it;
+``stale``: the copy has an older version; ``ahead``: it has a version that the database never had, or has lost;
+``topic`` and ``value``: the versions are equal, but not these."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -22,22 +22,22 @@ _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 
 @dataclasses.dataclass(frozen=True)
 class ObjectDifference:
-    """An object that the copy has otherwise than the database."""
+    """An object that is different in copy and database."""
 
     table: str
     key: str
     kind: DifferenceKind
     held: DbObject | None
-    """What the copy had."""
+    """The object in the copy."""
     stored: DbObject | None
-    """What the database has."""
+    """The object in the database."""
     is_repaired: bool
-    """False: the copy has moved on by itself, or all objects are read again."""
+    """False: a newer change has replaced it in the copy, or all objects are read again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TableProof:
-    """The digests of one table as of the revision of the verification."""
+    """The digests of one table in copy and database, at the revision of the verification."""
 
     table: str
     held: TableDigest
@@ -46,18 +46,18 @@ class TableProof:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A copy was compared with its database."""
+    """The result of comparing a copy with its database."""
 
     revision: int
-    """Of the database: the copy was compared with what it had then, however far both have come since."""
+    """The revision of the database at which both were compared."""
     tables: tuple[TableProof, ...]
     differences: tuple[ObjectDifference, ...]
     objects: int
-    """Whose versions were compared: all of them."""
+    """Objects whose versions were compared: all of them."""
     values: int
-    """Whose values were compared as well; when that is not all, the others have their turn later."""
+    """Objects whose values were compared, too; later verifications compare those of other objects."""
     late: int
-    """Objects whose change was on its way to the copy, and came."""
+    """Objects whose change had not arrived at first, and arrived during the verification."""
 
     @property
     def is_equal(self) -> bool:
@@ -66,26 +66,26 @@ class Verification:
 
 @dataclasses.dataclass
 class VerifyCounters:
-    """Verifications since the cache was made."""
+    """Counts verifications since the cache was made."""
 
     verifications: int = 0
-    """That came to a result."""
+    """Verifications with a result."""
     values: int = 0
     """Objects whose values were compared with those of the database."""
     late: int = 0
-    """Objects whose change was still on its way while the copy was verified, and came."""
+    """Objects whose change had not arrived at first, and arrived during the verification."""
     differences: int = 0
-    """Objects that were otherwise in the copy than in the database.  Each is logged as an error: report it."""
+    """Objects that were different in copy and database.  Each is logged as an error: report it."""
     repaired: int = 0
-    """Of these, those that were put right at once."""
+    """Differences that were repaired at once."""
     unsettled: int = 0
-    """Verifications that had to be put off: the copy was being read, or the bus was away."""
+    """Verifications that were not possible: the copy was being read, or the bus could not be reached."""
     failures: int = 0
-    """Periodic verifications that failed otherwise, as when the database cannot be reached."""
+    """Periodic verifications that failed for another reason, such as a database that cannot be reached."""
 
 
 def kind_of(held: DbObject | CachedObject | None, stored: DbObject | None) -> DifferenceKind | None:
-    """How these differ; None when they do not."""
+    """The difference between an object in the copy and in the database; None when they are equal."""
     if held is None or stored is None:
         return "surplus" if held is not None else None if stored is None else "missing"
     if held.version != stored.version:
@@ -96,10 +96,10 @@ def kind_of(held: DbObject | CachedObject | None, stored: DbObject | None) -> Di
 
 
 def is_same_value(one: object, other: object) -> bool:
-    """Equal as msgpack: True is not 1, and the order of fields does not matter."""
+    """Whether both are equal as msgpack: True is not 1.  The order of fields does not matter."""
     if _encode(one) == _encode(other):
         return True
     try:
         return _encode_sorted(one) == _encode_sorted(other)
-    except (TypeError, ValueError):  # fields that have no order
+    except (TypeError, ValueError):  # fields of types that cannot be sorted
         return one == other

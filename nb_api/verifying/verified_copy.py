@@ -1,11 +1,9 @@
-"""The part of a local cache that proves it: digests, verifications when asked, and by itself every now and then."""
+"""The part of a local cache that verifies its copy: digests, and verifications on request and periodically."""
 
 from __future__ import annotations
 
 import abc
 import logging
-import random
-import threading
 from collections.abc import Callable, Sequence
 
 from nb_api.api import NbApi
@@ -23,34 +21,35 @@ from nb_api.core.digests import TableDigest
 from nb_api.errors import CopyUnsettled
 from nb_api.verifying.verification import Verification
 from nb_api.verifying.verifier import Verifier
-from pubsub_api.errors import Closed, HeliographError, UsageError
+from pubsub_api.errors import UsageError
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.periodic import Failures, PeriodicThread, with_jitter
 
 LOG = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0
-"""For a verification that nobody waits for."""
+"""For a periodic verification."""
 
 
 class VerifiedCopy(Closeable):
-    """What `nb_api.LocalCache` adds to this is the copy itself."""
+    """Base of `nb_api.LocalCache`, which adds the copy itself."""
 
     _core: CacheCore
     _turn: Turn
     _requests: SyncRequests
     _source: ChangeSource
     _verifier: Verifier
-    _proving: PeriodicVerification
+    _periodic_verification: PeriodicThread | None
 
     def verify(self, *, timeout_s: float = 60.0, is_thorough: bool = False) -> Verification:
-        """Compare the copy with the database as of one revision; what differs is repaired, told as any change, counted,
-        logged as an error and returned.
+        """Compare the copy with the database as of one revision.  Differences are repaired, delivered as any change,
+        counted, logged as errors and returned.
 
-        The versions of all objects are compared, by digests, and the values of some 20,000 objects, which are others
-        each time; ``is_thorough`` compares all values and reads all objects for that.  What was committed and is still
-        on its way is waited for.  Blocks; the copy is read and followed meanwhile.
+        It compares the versions of all objects, by digests, and the values of about 20,000 objects, other ones each
+        time; ``is_thorough`` reads all objects and compares all values.  Blocks, also for changes that were committed
+        and have not arrived yet; the copy can be read, and follows changes, meanwhile.
 
-        Raises CopyUnsettled when the copy is being read or the bus is away: try again later.  WaitTimeout,
+        Raises CopyUnsettled when the copy is being read or the bus cannot be reached: try again later.  WaitTimeout,
         DbUnavailable, Closed; UsageError in a callback, which would wait for itself.
         """
         self._check_waiting()
@@ -58,15 +57,15 @@ class VerifiedCopy(Closeable):
         return self._verifier.verify(timeout_s=timeout_s, is_thorough=is_thorough)
 
     def digests(self) -> dict[str, TableDigest]:
-        """How many objects of each table the copy has, and the sum of their versions: equal copies have equal ones.
+        """Table -> number of its objects in the copy and the sum of their versions: equal copies have equal digests.
 
-        Costs nothing worth mentioning, and waits at most while a batch of changes is applied.
+        Cheap.  Blocks at most while a batch of changes is applied.
         """
         self._check_usable()
         with self._turn:
             return self._core.digests()
 
-    def _set_up_proof(
+    def _set_up_verification(
         self,
         nb: NbApi,
         marks: HistoryMarks,
@@ -74,13 +73,36 @@ class VerifiedCopy(Closeable):
         tables: Sequence[str] | None,
         interval_s: float | None,
     ) -> None:
-        """Raises UsageError."""
+        """Raises UsageError.  ``interval_s``: of periodic verifications; None: there are none."""
+        if interval_s is not None and not interval_s > 0:
+            raise UsageError(f"verify_interval_s is a time in seconds above 0, or None, not {interval_s!r}")
         limit = SnapshotLimit(sync.slot_settings, nb.db, self.wait)
         self._verifier = Verifier(
             self, self._core, nb.db, marks,
             tables=tables, behind_s=sync.behind_s, limit=limit, turns=nb.snapshot_turns,
         )  # fmt: skip
-        self._proving = PeriodicVerification(self._verifier, interval_s)
+        self._periodic_verification = None
+        if interval_s is not None:
+            failures = Failures(LOG, "LocalCache: the copy could not be verified", self._verifier.counters)
+            self._periodic_verification = PeriodicThread(
+                "heliograph-verification", self._verify_once, failures, pause_s=with_jitter(interval_s)
+            )
+
+    def _start_verification(self) -> None:
+        """Raises LimitReached."""
+        if self._periodic_verification is not None:
+            self._periodic_verification.start()
+
+    def _stop_verification(self) -> None:
+        """Block until the running verification has ended, unless it calls this.  Close the copy first."""
+        if self._periodic_verification is not None:
+            self._periodic_verification.stop()
+
+    def _verify_once(self) -> None:
+        try:
+            self._verifier.verify(timeout_s=_TIMEOUT_S, is_thorough=False)
+        except CopyUnsettled as error:
+            LOG.info("LocalCache: %s", error)
 
     def _check_waiting(self) -> None:
         self._check_usable()
@@ -118,42 +140,3 @@ class VerifiedCopy(Closeable):
         with self._requests.changed:
             self._requests.changed.wait(seconds)
         self._check_usable()
-
-
-class PeriodicVerification:
-    """A thread that verifies a copy every now and then, until it is closed."""
-
-    def __init__(self, verifier: Verifier, interval_s: float | None) -> None:
-        """None: never.  Raises UsageError."""
-        if interval_s is not None and not interval_s > 0:
-            raise UsageError(f"verify_interval_s is a time in seconds above 0, or None, not {interval_s!r}")
-        self._verifier = verifier
-        self._interval_s = interval_s
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heliograph-verification", daemon=True)
-
-    def start(self) -> None:
-        if self._interval_s is not None:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Waits for a verification that is running, unless it is called from there.  Close the copy first."""
-        self._closed.set()
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        # A thousand caches that were started together do not stay together.
-        while not self._closed.wait((self._interval_s or 0.0) * random.uniform(0.75, 1.25)):
-            try:
-                self._verifier.verify(timeout_s=_TIMEOUT_S, is_thorough=False)
-            except Closed:
-                return
-            except CopyUnsettled as error:
-                LOG.info("LocalCache: %s", error)
-            except Exception as error:
-                self._verifier.counters.failures += 1
-                LOG.warning(
-                    "LocalCache: the copy could not be verified: %s", error,
-                    exc_info=None if isinstance(error, HeliographError) else error,
-                )  # fmt: skip

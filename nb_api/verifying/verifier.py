@@ -1,15 +1,14 @@
-"""Comparing a local cache with its database as of one revision, while both move on, and repairing what differs.
+"""Compares a local cache with its database at one revision, while both go on changing, and repairs differences.
 
-1. The copy begins a journal (`nb_api.core.copy.journal`): from then on it can be asked what it was as of any later
-   revision.
-2. The database is asked for its digests, which come with a revision.  They are compared with those of the copy as of
-   that revision.  What was committed before may still be on its way, so this waits for a while.
-3. Where they still differ, the digests of buckets say where to look.
-4. The objects of these buckets, and of some more for the sake of their values, are read and compared one by one.
-   Tables of which the copy has a selection by fields are read whole: no database can add those up.
-5. What differs is a *suspect* until the copy has followed the feed beyond the revision, or, on a bus, until a change
-   cannot be on its way any more: some time after it was seen to be out of the outbox.  Then the
-   object is read again, and what differs still is a difference.
+1. The copy begins a journal (`nb_api.core.copy.journal`): from then on it knows its state at any later revision.
+2. The database computes its digests, at one revision.  They are compared with those of the copy at that revision.
+   Changes that were committed before may not have arrived yet, so this waits for a while.
+3. If digests still differ, the digests of buckets show in which buckets.
+4. The objects of these buckets, and of further buckets in order to compare values, are read and compared one by one.
+   Tables of which the copy has a selection by fields are read completely: no database has digests of a selection.
+5. An object that differs is a *suspect* until no change of it can arrive any more: until the copy has followed the feed
+   beyond the revision, or, on a bus, for some time after its changes have left the outbox.  Then the object is read
+   again, and if it still differs, it is a difference.
 """
 
 from __future__ import annotations
@@ -45,46 +44,46 @@ from pubsub_api.errors import WaitTimeout
 LOG = logging.getLogger(__name__)
 
 VALUES_MAX = 20_000
-"""Objects whose values are compared in one verification, about: a smaller copy is compared whole each time."""
+"""Objects whose values are compared in one verification, about: a smaller copy is compared completely each time."""
 REPAIRS_MAX = 1000
-"""Objects that are read and repaired one by one.  When more differ, all are read again."""
+"""Objects that are read and repaired one by one.  When more differ, all objects are read again."""
 _GRACE_S = 1.0
-"""How long digests may differ on a bus before the objects are looked at: live changes take a few milliseconds."""
+"""How long digests may differ on a bus before objects are compared: changes arrive within a few milliseconds."""
 _SHOWN_MAX = 10
-"""Objects that are named in one message."""
+"""Objects that one log message names."""
 _PAUSE_S, _PAUSE_MAX_S = 0.002, 0.25
 _PORTION = 1000
 _UNPUBLISHED_MAX = 100_000
 
 Buckets = Collection[int] | None
 """None: all."""
-_Seen = collections.defaultdict[str, dict[str, int]]
-"""Versions by table and key."""
+_Versions = collections.defaultdict[str, dict[str, int]]
+"""Table -> key -> version."""
 
 
 class CopyAccess(Protocol):
     """The cache that is verified."""
 
     def begin_journal(self) -> ChangeJournal:
-        """From one moment on.  Raises Closed."""
+        """Begin to record changes of the copy.  Raises Closed."""
 
     def change(self, work: Callable[[], list[Difference]]) -> None:
-        """Change the copy and tell of it.  Raises Closed."""
+        """Change the copy and deliver the differences to consumers.  Raises Closed."""
 
     def filters(self) -> tuple[str, ...]:
         """The filters that are followed now."""
 
     def unsettled(self, *, has_doubts: bool) -> str:
-        """Why the copy cannot be compared; with doubts, also why it may lack what was published.  Else empty."""
+        """Why the copy cannot be compared now, or empty.  With doubts: also why it may lack published changes."""
 
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None: ...
 
     def wait(self, seconds: float) -> None:
-        """Until the copy may have changed, or the time is over.  Raises Closed."""
+        """Block until the copy may have changed, or the time is over.  Raises Closed."""
 
 
 class Suspect(NamedTuple):
-    """An object that was otherwise in the copy than in the database as of ``revision``."""
+    """An object that was different in the copy and in the database at ``revision``."""
 
     table: str
     key: str
@@ -93,7 +92,7 @@ class Suspect(NamedTuple):
 
 
 class Verifier:
-    """`verify` may be called from any thread; one verification runs at a time."""
+    """Verifies one copy.  `verify` may be called from any thread; one verification runs at a time."""
 
     def __init__(
         self,
@@ -107,7 +106,8 @@ class Verifier:
         limit: SnapshotLimit,
         turns: ProcessTurns,
     ) -> None:
-        """``behind_s``: how long a change may be on its way; None: the feed is followed, and the position tells."""
+        """``behind_s``: how long a change may take to arrive; None: the copy follows the feed, and its position shows
+        what has arrived."""
         self.copy = copy
         self.core = core
         self.db = db
@@ -160,10 +160,8 @@ class Verifier:
             raise CopyUnsettled(f"the local cache cannot be verified now, try again later: {why}")
 
     def _check_history(self) -> None:
-        """Versions prove nothing when the database has lost its history: then all objects are read.
-
-        Raises CopyUnsettled.
-        """
+        """Raises CopyUnsettled when the database has lost its history: then versions prove nothing, and all objects are
+        read again."""
         check = self.db.check_history(self.marks.pending(self.core.newest))
         if check.lost is not None:
             loss = f"the database has lost its history: revision {check.lost} is not part of it"
@@ -172,14 +170,14 @@ class Verifier:
             raise CopyUnsettled(f"{loss}; all objects are being read, try again later")
 
     def _split_tables(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-        """The tables whose digests can be compared, and those that have to be read."""
+        """The tables whose digests can be compared, and those that must be read completely; None: all tables."""
         if self._tables is None:
             return ([], None) if self.core.where_of("") else (None, [])
-        whole = [table for table in self._tables if self.core.where_of(table)]
-        return [table for table in self._tables if table not in whole], whole
+        selected = [table for table in self._tables if self.core.where_of(table)]
+        return [table for table in self._tables if table not in selected], selected
 
     def _value_buckets(self, is_thorough: bool) -> Buckets:
-        """Whose values are compared this time.  What has its turn next is left to the next verification."""
+        """The buckets whose values are compared this time.  The next verification compares those that follow."""
         count = -(-BUCKETS * VALUES_MAX // max(self.core.objects, 1))
         if is_thorough or count >= BUCKETS:
             return None
@@ -200,18 +198,18 @@ class _Run:
         self._topics = None if EVERYTHING in filters else filters
         self._revision = 0
         self._proofs: list[TableProof] = []
-        self._values = self._late = 0
+        self._values = 0
         self._suspects: list[Suspect] = []
         self._selected: dict[tuple[str, str], bool] = {}
-        """Whether the copy should have the objects of a table and topic, where that is all that decides."""
+        """Table and topic -> whether the copy should have their objects, for tables without a selection by fields."""
 
-    def compare(self, added: Sequence[str] | None, whole: Sequence[str] | None, buckets: Buckets) -> None:
-        """Tables that can be added up, tables that are read whole, and the buckets whose values are compared."""
-        if added is None or added:
-            suspicious = self._compare_digests(added)
-            self._compare_objects(added, None if buckets is None else suspicious | frozenset(buckets))
-        if whole is None or whole:
-            self._proofs += self._prove_whole(whole)
+    def compare(self, by_digest: Sequence[str] | None, by_object: Sequence[str] | None, buckets: Buckets) -> None:
+        """Compare the tables ``by_digest``, with the values of ``buckets``, and all objects of the others."""
+        if by_digest is None or by_digest:
+            differing = self._compare_digests(by_digest)
+            self._compare_objects(by_digest, None if buckets is None else differing | frozenset(buckets))
+        if by_object is None or by_object:
+            self._proofs += self._compare_all_objects(by_object)
 
     # -- digests
 
@@ -244,11 +242,11 @@ class _Run:
         return frozenset(bucket for name in names if stored.parts.get(name) != held.get(name) for bucket in name[1:])
 
     def _held(self, tables: Sequence[str] | None, revision: int) -> Iterator[tuple[str, str, CachedObject]]:
-        """What the copy had as of a revision."""
+        """The objects that the copy had at a revision."""
         changed = self._journal.names()
         for table, entries in list(self._core.tables.items()):
             if tables is None or table in tables:
-                for key, entry in entries.copy().items():  # in one step: it is changed meanwhile
+                for key, entry in entries.copy().items():  # dict.copy() is atomic; other threads change the dict
                     if (table, key) not in changed:
                         yield table, key, entry
         for table, key in changed:
@@ -259,11 +257,12 @@ class _Run:
 
     # -- objects
 
-    def _compare_objects(self, tables: Sequence[str] | None, buckets: Buckets) -> tuple[int, _Seen]:
-        """The revision that they were read at, and the versions of those that the copy should have."""
-        seen: _Seen = collections.defaultdict(dict)
+    def _compare_objects(self, tables: Sequence[str] | None, buckets: Buckets) -> tuple[int, _Versions]:
+        """Read and compare the objects of buckets.  Returns the revision at which they were read, and the versions of
+        those that the copy should have."""
+        stored: _Versions = collections.defaultdict(dict)
         if buckets is not None and not buckets:
-            return 0, seen
+            return 0, stored
         is_large = buckets is None and self._core.objects > VALUES_MAX
         with (
             self._verifier.limit.hold() if is_large else contextlib.nullcontext(_no_progress) as show_progress,
@@ -273,37 +272,37 @@ class _Run:
             while portion := list(itertools.islice(rows, _PORTION)):
                 self._check()
                 show_progress()
-                self._compare_portion(portion, snapshot.revision, seen)
-        self._find_surplus(tables, buckets, snapshot.revision, seen)
-        return snapshot.revision, seen
+                self._compare_portion(portion, snapshot.revision, stored)
+        self._find_surplus(tables, buckets, snapshot.revision, stored)
+        return snapshot.revision, stored
 
-    def _compare_portion(self, rows: Sequence[DbObject], revision: int, seen: _Seen) -> None:
+    def _compare_portion(self, rows: Sequence[DbObject], revision: int, stored: _Versions) -> None:
+        """Adds to ``stored``."""
         for row in rows:
             if self._is_selected(row):
-                seen[row.table][row.key] = row.version
+                stored[row.table][row.key] = row.version
                 self._values += 1
                 if kind_of(self._entry(row.table, row.key), row) is not None:
                     self._suspect(Suspect(row.table, row.key, row, revision))
 
     def _is_selected(self, row: DbObject) -> bool:
-        """Whether the copy should have it.  What holds for a whole table and topic is found out once."""
+        """Whether the copy should have the object."""
         name = (row.table, row.topic)
         is_selected = self._selected.get(name)
         if is_selected is None:
-            has_where = bool(self._core.where_of(row.table))
             is_selected = self._core.selects(row)
-            if not has_where:
+            if not self._core.where_of(row.table):
                 self._selected[name] = is_selected
         return is_selected
 
-    def _find_surplus(self, tables: Sequence[str] | None, buckets: Buckets, revision: int, seen: _Seen) -> None:
-        """What the copy had of these buckets and the database had not."""
+    def _find_surplus(self, tables: Sequence[str] | None, buckets: Buckets, revision: int, stored: _Versions) -> None:
+        """Add suspects for objects of these buckets that the copy had and the database did not."""
         changed = self._journal.names()
         wanted = frozenset(range(BUCKETS) if buckets is None else buckets)
         for table, entries in list(self._core.tables.items()):
             if tables is None or table in tables:
-                known = seen[table]
-                # The copy of the dict is made in one step, since others change it; a call for each would take too long.
+                known = stored[table]
+                # dict.copy() is atomic; other threads change the dict.  No call per object: that would take too long.
                 for key in [
                     key
                     for key, entry in entries.copy().items()
@@ -314,41 +313,41 @@ class _Run:
         for table, key in changed:
             then = self._journal.as_of(table, key, revision)
             is_wanted = then is not None and bucket_of(then.version) in wanted
-            if is_wanted and (tables is None or table in tables) and key not in seen[table]:
+            if is_wanted and (tables is None or table in tables) and key not in stored[table]:
                 self._suspect(Suspect(table, key, None, revision))
 
-    def _prove_whole(self, tables: Sequence[str] | None) -> list[TableProof]:
-        """Tables that no database can add up, because only some objects are selected."""
-        revision, seen = self._compare_objects(tables, None)
+    def _compare_all_objects(self, tables: Sequence[str] | None) -> list[TableProof]:
+        """Compare tables of which the copy has a selection by fields: no database has digests of a selection."""
+        revision, stored = self._compare_objects(tables, None)
         self._revision = self._revision or revision
         held: dict[str, list[int]] = collections.defaultdict(list)
         for table, _, entry in self._held(tables, revision):
             held[table].append(entry.version)
         return [
-            TableProof(table, _digest(held[table]), _digest(seen[table].values()))
-            for table in sorted(held.keys() | seen.keys())
+            TableProof(table, _digest(held[table]), _digest(stored[table].values()))
+            for table in sorted(held.keys() | stored.keys())
         ]
 
     # -- suspects
 
     def finish(self) -> Verification:
-        """Wait for what may be on its way, repair what differs still, and say what was found."""
-        suspects = self._suspects
-        doubtful = self._wait_for_suspects()
-        if doubtful:
+        """Wait for changes that may still arrive, repair what differs then, and return the result."""
+        differing = self._wait_for_suspects()
+        if differing:
             self._verifier.check_settled(has_doubts=True)
             self._check()
-        differences = self._repair(doubtful)
-        self._late = len(suspects) - len(doubtful)
+        differences = self._repair(differing)
+        late = len(self._suspects) - len(differing)
         objects = sum(proof.held.objects for proof in self._proofs)
-        return Verification(self._revision, tuple(self._proofs), tuple(differences), objects, self._values, self._late)
+        return Verification(self._revision, tuple(self._proofs), tuple(differences), objects, self._values, late)
 
     def _wait_for_suspects(self) -> list[Suspect]:
-        """Those that differ although nothing can be on its way: they were out of the outbox for the whole patience.
+        """The suspects that still differ when no change of them can arrive any more.
 
-        What leaves the outbox meanwhile, because a publisher goes on that stood still, gets the patience once more.
+        On a bus, that is ``behind_s`` after their changes have left the outbox.  When changes leave the outbox during
+        that time, because a publisher that was stopped goes on, it begins again for them.
         """
-        doubtful: list[Suspect] = []
+        differing: list[Suspect] = []
         waiting, unpublished = self._suspects, self._unpublished()
         while waiting:
             self._wait_decided(waiting)
@@ -356,17 +355,17 @@ class _Run:
             for one in waiting:
                 is_excused = not self._is_decided(one) and (one.table, one.key) in unpublished
                 if not self._is_right(one):
-                    (excused if is_excused else doubtful).append(one)
+                    (excused if is_excused else differing).append(one)
             unpublished = self._unpublished() if excused else set()
             waiting = [one for one in excused if (one.table, one.key) not in unpublished]
-        return doubtful
+        return differing
 
     def _wait_decided(self, suspects: Sequence[Suspect]) -> None:
         revision = max(suspect.revision for suspect in suspects)
         self._wait(lambda: all(map(self._is_decided, suspects)), revision, self._verifier.behind_s)
 
     def _unpublished(self) -> set[tuple[str, str]]:
-        """Objects with a change that no publisher has sent yet, however long that takes: no copy can have it."""
+        """Objects with a change in the outbox: no copy can have it before it is published."""
         if self._verifier.behind_s is None or all(map(self._is_decided, self._suspects)):
             return set()
         found = self._db.unpublished(limit=_UNPUBLISHED_MAX)
@@ -379,15 +378,15 @@ class _Run:
             self._suspects.append(suspect)
 
     def _is_right(self, suspect: Suspect) -> bool:
-        """Whether the copy has what the database had, or has moved on beyond that."""
+        """Whether the copy has the object as the database had it, or a newer version."""
         return self._kind(suspect) is None or self._journal.newest(suspect.table, suspect.key) > suspect.revision
 
     def _is_decided(self, suspect: Suspect) -> bool:
-        """Whether it is right, or nothing that is on its way can make it right."""
+        """Whether the copy is right, or no change that may arrive can make it right."""
         return self._is_right(suspect) or self._kind(suspect) in ("ahead", "topic", "value")
 
     def _kind(self, suspect: Suspect) -> DifferenceKind | None:
-        """How the copy differs now from what the database had."""
+        """The difference between the copy now and the database at the revision of the suspect."""
         return kind_of(self._entry(suspect.table, suspect.key), suspect.stored)
 
     def _entry(self, table: str, key: str) -> CachedObject | None:
@@ -408,7 +407,7 @@ class _Run:
         return found
 
     def _repair_one(self, suspect: Suspect) -> list[ObjectDifference]:
-        """Nothing when it has become right meanwhile."""
+        """Read the object again and repair it in the copy.  Returns nothing if it is right by now."""
         table, key = suspect.table, suspect.key
         entry = self._entry(table, key)
         held = None if entry is None else entry.named(table, key)
@@ -436,13 +435,13 @@ class _Run:
     # -- waiting
 
     def _wait(self, is_done: Callable[[], bool], revision: int, patience_s: float | None) -> bool:
-        """Until it is done, or what was committed up to ``revision`` cannot come any more.  Raises WaitTimeout."""
+        """Block until ``is_done()``; False when no change up to ``revision`` can arrive.  Raises WaitTimeout."""
         began, pause_s = time.monotonic(), _PAUSE_S
         while True:
-            has_come = self._core.position >= revision
+            has_arrived = self._core.position >= revision  # before is_done(), which must see these changes
             if is_done():
                 return True
-            if has_come or (patience_s is not None and time.monotonic() - began >= patience_s):
+            if has_arrived or (patience_s is not None and time.monotonic() - began >= patience_s):
                 return False
             self._check()
             self._copy.wait(pause_s)
@@ -453,11 +452,11 @@ class _Run:
         if self._journal.broken:
             raise CopyUnsettled(f"the local cache cannot be verified now, try again later: {self._journal.broken}")
         self._copy.wait(0.0)
-        check_time(self._deadline, "changes are still on their way, or the database is slow")
+        check_time(self._deadline, "changes have not arrived yet, or the database is slow")
 
 
 def _no_progress() -> None:
-    """There is no slot to renew."""
+    """Instead of the renewal of a slot, where none is needed."""
 
 
 def check_time(deadline: float, why: str) -> None:

@@ -1,14 +1,14 @@
 """The definition of a correct database driver, as tests.
 
-One line of pytest runs all of it on a driver that is installed under the entry point that the URL names::
+This class runs all of them with pytest on the driver that is installed under the name in the URL::
 
     class TestMine(DbConformance):
         url = "mine://127.0.0.1:1234/{name}"
 
-``{name}`` becomes a name that no other test has used, and ``{directory}`` an empty directory.  A driver whose databases
-must be made first overrides the fixture `DbConformanceBase.new_url`.
+``{name}`` becomes a name that no other test has used, and ``{directory}`` an empty directory.  For a driver whose
+databases must be made first, override the fixture `DbConformanceBase.new_url`.
 
-Every wait is for a condition, with a deadline that only a broken driver meets.
+Every wait is for a condition, with a deadline that only a broken driver exceeds.
 """
 
 from __future__ import annotations
@@ -70,4 +70,4 @@ class DbConformance(
     ProcessConformance,
     LifecycleConformance,
 ):
-    """All of it.  Subclass this."""
+    """The whole suite.  Derive a test class from it."""

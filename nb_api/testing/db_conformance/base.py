@@ -1,4 +1,4 @@
-"""Fixtures of the suite, and what a driver's author may override."""
+"""Fixtures of the suite, and what the test class of a driver may override."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class DbConformanceBase:
     """Configuration of a run."""
 
     url: ClassVar[str]
-    """URL of a database, with ``{name}`` or ``{directory}`` or both, see the package."""
+    """URL of a database, with ``{name}`` or ``{directory}`` or both, see the description of the package."""
     snapshot_objects: ClassVar[int] = 20_000
-    """How many objects the large snapshot has."""
+    """Number of objects in the large snapshot."""
 
     @pytest.fixture
     def new_url(self, tmp_path: pathlib.Path) -> NewUrl:
-        """A function that returns the URL of another empty database each time.
+        """A function that returns the URL of another empty database at each call.
 
-        Override it as a fixture when they must be made first.  Processes that the suite starts know nothing but a URL.
+        Override this fixture when databases must be made first.  Processes that the suite starts are configured by
+        this URL only.
         """
         return lambda: self.url.format(name=f"h{os.getpid()}x{next(_numbers)}", directory=tmp_path)
 
@@ -50,7 +51,7 @@ class DbConformanceBase:
 
 
 def apply_all(db: DbApi, writes: Iterable[Write]) -> list[int]:
-    """Any number of writes, in as few transactions as there can be; returns their versions."""
+    """Commit any number of writes in as few transactions as possible; returns their versions."""
     remaining, versions = iter(writes), list[int]()
     while portion := list(itertools.islice(remaining, db.writes_max)):
         versions += db.apply(portion)

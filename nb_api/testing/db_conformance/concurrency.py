@@ -1,4 +1,4 @@
-"""Many threads on one database object: no update is lost, no number given twice, and the feed has no holes."""
+"""Many threads on one database object: no update is lost, no number is allocated twice, and the feed has no holes."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ConcurrencyConformance(DbConformanceBase):
         assert len(set(everything)) == len(everything)
         assert db.allocate("ports") > max(everything)
 
-    def test_what_a_follower_sees_is_what_the_feed_says_afterwards(self, db: DbApi) -> None:
-        """Large values make some writers slow.  What they commit late must not appear behind a follower's back."""
+    def test_a_follower_sees_the_same_changes_as_a_later_reader(self, db: DbApi) -> None:
+        """Large values make some writers slow.  Their late commits must not appear before what a follower has read."""
         writers, each = 6, 60
 
         def work(number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Digests: what a snapshot of the same moment adds up to, and the buckets that lead to single objects."""
+"""Digests: they are the sums over a snapshot of the same revision, and their buckets lead to single objects."""
 
 from __future__ import annotations
 

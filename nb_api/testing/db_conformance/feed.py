@@ -1,4 +1,4 @@
-"""The feed of changes: complete, in order, bounded when asked, waiting, and honest about what it has forgotten."""
+"""The feed of changes: complete, in order, limited on request, with waiting, and honest about forgotten changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fill(db: DbApi, count: int) -> list[int]:
 
 
 def _expect_unknown(db: DbApi, ahead: int) -> None:
-    """Neither `changes` nor `wait` goes on from a revision that is so far ahead."""
+    """`changes` and `wait` refuse a revision that is so far ahead."""
     newest = db.revision()
     with pytest.raises(RevisionUnknown) as caught:
         db.changes(newest + ahead)
@@ -55,7 +55,7 @@ class FeedConformance(DbConformanceBase):
             assert [change.revision for change in db.changes(version)] == versions[position + 1 :]
 
     def test_a_revision_that_was_never_reached_is_unknown(self, db: DbApi) -> None:
-        """The reader has seen it, so the database went back; an empty list, or a wait, would hide that."""
+        """The reader has seen this revision, so the database has lost changes; no result may hide that."""
         _expect_unknown(db, 1)
         fill(db, 3)
         _expect_unknown(db, 1)

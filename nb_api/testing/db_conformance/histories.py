@@ -1,4 +1,4 @@
-"""The history: a revision that was seen is part of it, or is known to be lost, however far the database has come."""
+"""The history: a revision that was read is part of it, or is known to be lost, however high the revision is now."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HistoryConformance(DbConformanceBase):
             assert [change.revision for change in db.changes(version)] == together[position + 1 :]
 
     def test_two_databases_never_give_the_same_revision(self, db: DbApi, new_url: NewUrl) -> None:
-        """As two histories of one database do not: the same writes lead to other revisions, and each knows its own."""
+        """Nor do two histories of one database: the same writes get other revisions, and each history knows its own."""
         versions = fill(db, 8)
         with contextlib.closing(self.open_db(new_url())) as other:
             others = fill(other, 8)
@@ -64,8 +64,8 @@ class HistoryConformance(DbConformanceBase):
         with pytest.raises(RevisionTooOld):
             db.changes(versions[5])
 
-    def test_a_wait_that_ends_leads_to_the_truth(self, db: DbApi, new_url: NewUrl) -> None:
-        """`wait` may answer that there is more; `changes` then says that it is another history."""
+    def test_a_wait_in_another_history_ends(self, db: DbApi, new_url: NewUrl) -> None:
+        """`wait` may return True; `changes` then raises, because it is another history."""
         seen = fill(db, 1)[0]
         with contextlib.closing(self.open_db(new_url())) as other:
             for count in (0, 50):

@@ -1,4 +1,4 @@
-"""One object: create, get, set, delete, versions and what is refused."""
+"""One object: create, get, set, delete, versions, and refused writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox: every change is in it from its commit until it is confirmed as published."""
+"""The outbox: it has every change from the commit until the publication is confirmed."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Several processes on one database: they see each other, and one that is killed takes nothing with it."""
+"""Several processes on one database: they see each other's changes, and one that is killed loses no commit."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from nb_api.db_api import Change, DbApi
-from nb_api.testing.db_child import TOGETHER, increment, writer_process
+from nb_api.testing.db_child import WRITES_PER_TRANSACTION, increment, writer_process
 from nb_api.testing.db_conformance.base import DbConformanceBase
 from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.testing.conformance.forks import in_forked_child
@@ -108,7 +109,7 @@ class ProcessConformance(DbConformanceBase):
                     child.receive()
                 child.kill()
         transactions = [change.key.rpartition("-")[0] for change in wait_agreed(db)]
-        assert transactions == [name for name in dict.fromkeys(transactions) for _ in range(TOGETHER)]
+        assert transactions == [name for name in dict.fromkeys(transactions) for _ in range(WRITES_PER_TRANSACTION)]
 
     def test_a_forked_child_works_while_the_parent_goes_on(self, db: DbApi) -> None:
         stop, written = threading.Event(), list[int]()
@@ -120,7 +121,7 @@ class ProcessConformance(DbConformanceBase):
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(write_until_stopped)
             try:
-                answers = [in_forked_child(_ChildWork(db, number)) for number in range(5)]
+                answers = [in_forked_child(functools.partial(_use_in_child, db, number)) for number in range(5)]
             finally:
                 stop.set()
             writing.result(WAIT_S)
@@ -144,9 +145,9 @@ class ProcessConformance(DbConformanceBase):
 
 
 def wait_agreed(db: DbApi) -> list[Change]:
-    """The feed, once the outbox and the objects say the same.
+    """The feed, once outbox and objects agree with it.
 
-    What a process had asked for when it was killed may be carried out by a server afterwards, between two looks.
+    A server may carry out the last call of a process after the process was killed, and so between two reads.
     """
 
     def agreed() -> list[Change] | None:
@@ -164,20 +165,14 @@ def publish_all(db: DbApi) -> bool:
     return True
 
 
-class _ChildWork:
+def _use_in_child(db: DbApi, number: int) -> str:
     """What a forked child does with the database object of its parent."""
-
-    def __init__(self, db: DbApi, number: int) -> None:
-        self._db = db
-        self._number = number
-
-    def __call__(self) -> str:
-        db, key = self._db, f"k{self._number}"
-        before = db.revision()
-        version = db.create("child", key, self._number, topic="t")
-        assert db.wait(before, timeout_s=WAIT_S)
-        assert any(change.revision == version for change in db.changes(before, limit=1_000_000))
-        value = db.get("child", key).value
-        number = db.allocate("children")
-        db.close()
-        return f"{value} {number}"
+    key = f"k{number}"
+    before = db.revision()
+    version = db.create("child", key, number, topic="t")
+    assert db.wait(before, timeout_s=WAIT_S)
+    assert any(change.revision == version for change in db.changes(before, limit=1_000_000))
+    value = db.get("child", key).value
+    allocated = db.allocate("children")
+    db.close()
+    return f"{value} {allocated}"

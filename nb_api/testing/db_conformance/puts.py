@@ -1,4 +1,4 @@
-"""Create or replace in one go: `put`, and what `commit` tells of each write."""
+"""Create or replace in one call: `put`, and what `commit` returns for each write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: what processes tell of themselves, kept by name, without a trace in the feed."""
+"""Reports of processes on themselves: kept by name, and not in the feed."""
 
 from __future__ import annotations
 

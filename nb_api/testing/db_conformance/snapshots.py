@@ -1,4 +1,4 @@
-"""Snapshots: complete, as of one revision, and of nothing that was not asked for."""
+"""Snapshots: complete, of one revision, and with the selected objects only."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FILTERS: tuple[Sequence[str], ...] = (
 
 
 SNAPSHOTS_MAX = 50
-"""Each is compared with the feed afterwards, which takes longer than to take it."""
+"""Each is compared with the feed afterwards, which takes longer than the snapshot."""
 
 
 def write_at_random(db: DbApi, seed: int, operations: int) -> None:
-    """Create, set and delete within few keys, so that they meet those of others."""
+    """Create, set and delete a few keys, so that several writers use the same ones."""
     chance = random.Random(seed)
     for number in range(operations):
         table, key = chance.choice(("a", "b", "c")), f"k{chance.randrange(20)}"

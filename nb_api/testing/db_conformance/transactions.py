@@ -1,4 +1,4 @@
-"""Several writes at once: all or nothing, together in the feed, and refused as single ones are."""
+"""Several writes in one transaction: all or nothing, together in the feed, and refused as single writes are."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TransactionConformance(DbConformanceBase):
         assert db.compact(keep_changes=7, keep_tombstones_s=0) == 4
         assert [change.revision for change in db.changes(versions[3])] == versions[4:]
         lost = db.compact(keep_changes=4, keep_tombstones_s=0)
-        assert lost in (0, 3)  # what was committed together may be kept together
+        assert lost in (0, 3)  # a database may keep the changes of a transaction together
         assert [change.revision for change in db.changes(versions[3 + lost])] == versions[4 + lost :]
         assert db.compact(keep_changes=0, keep_tombstones_s=0) == 7 - lost
         assert db.changes(versions[-1]) == []
@@ -150,8 +150,8 @@ class TransactionConformance(DbConformanceBase):
         db.apply([Write("set", "t", "k0", 1), Write("set", "t", "k1", 1)])
         assert [change.revision for change in db.unpublished()] == [versions[0], versions[3]]
 
-    def test_nobody_sees_half_a_transaction(self, db: DbApi) -> None:
-        """The two objects are always changed together, so in every snapshot and between transactions they are equal."""
+    def test_no_reader_sees_half_a_transaction(self, db: DbApi) -> None:
+        """The two objects are always changed together, so they are equal in every snapshot."""
         stop = threading.Event()
 
         def work(number: int) -> None:
@@ -197,7 +197,7 @@ class TransactionConformance(DbConformanceBase):
 
 
 def _change_both(db: DbApi, value: Any) -> None:
-    """Create both or change both, whatever others do meanwhile."""
+    """Create both or change both, also while other writers do the same."""
     while True:
         for action in ("set", "create"):
             try:

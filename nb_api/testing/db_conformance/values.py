@@ -1,4 +1,4 @@
-"""What a value, a name, a topic and a number may be; and that what may not be is refused before anything happens."""
+"""Which values, names, topics and numbers are allowed, and that others are refused before anything happens."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class ValueConformance(DbConformanceBase):
         assert db.revision() == 0
 
     def test_the_largest_value_is_stored(self, db: DbApi) -> None:
-        value = bytes(db.conf.db.value_bytes_max - 5)  # msgpack says in 5 bytes that they are bytes, and how many
+        value = bytes(db.conf.db.value_bytes_max - 5)  # msgpack needs 5 bytes for type and length
         db.create("t", "k", value, topic="topic")
         assert db.get("t", "k").value == value
 

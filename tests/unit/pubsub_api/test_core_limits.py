@@ -294,7 +294,7 @@ def test_a_question_with_too_many_filters_is_refused() -> None:
     query = messages.Query(id=1, topics=["a"] * messages.FILTERS_PER_QUERY_MAX)
     query.topics.append("a")
     frame = frames.pack(Kind.QUERY, guid_of(1), CONTROL_TOPIC, messages.encode(query))
-    with pytest.raises(UndecodableBody, match="20001 filters in one question"):
+    with pytest.raises(UndecodableBody, match="20001 filters in one query"):
         messages.decode(messages.Query, frame, frames.unpack(frame, bytes_max=len(frame)))
 
 
