@@ -18,6 +18,7 @@ import contextlib
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
@@ -40,6 +41,8 @@ _ROWS = 30
 _RECEIVING = ("zmq-subscriber", "redis-link", "heliograph-intake")
 """How the names of the threads begin that receive: frames, or what workers send."""
 _ANY_TIME_S = 60.0
+_REST_S = 0.005
+"""For a receiver that is counted to come to rest, and for a writer's next change to be a lone one."""
 
 
 class StepCounter:
@@ -86,10 +89,16 @@ class _LoneSink(Sink):
 
     def __init__(self) -> None:
         super().__init__(2 * CHANGES, int)
-        self.came = threading.Semaphore(0)
+        self._came = threading.Lock()  # entered without a step of Python, which is not to be counted
+        self._came.acquire()
 
     def on_event(self, _event: Any) -> None:
-        self.came.release()
+        self._came.release()
+
+    def wait(self) -> None:
+        """Until the event has come, and the receiver waits again: so each comes alone."""
+        self._came.acquire(timeout=QUIET_S)
+        time.sleep(_REST_S)
 
 
 def count_bus(side: str, driver: str) -> StepCounter:
@@ -109,7 +118,7 @@ def count_bus(side: str, driver: str) -> StepCounter:
             sys.settrace(counter.trace if side == "send" else before)
             sender.send(events.topic(), number)
             sys.settrace(before)
-            sink.came.acquire(timeout=QUIET_S)  # so that each comes alone
+            sink.wait()
         counter.is_on = False
     return counter
 
@@ -134,7 +143,7 @@ def count_service(side: str, driver: str) -> StepCounter:
             sys.settrace(counter.trace if side == "work" else before)
             worker.send_event(event)
             sys.settrace(before)
-            sink.came.acquire(timeout=QUIET_S)  # so that each comes alone
+            sink.wait()
         counter.is_on = False
     return counter
 
@@ -163,8 +172,8 @@ def count(side: str, database: str) -> StepCounter:
             sys.settrace(counter.trace if side == "write" else before)
             writer.put(write)
             sys.settrace(before)
-            if side == "follow":
-                sink.wait({write.key: number}, QUIET_S)  # so that each comes alone
+            sink.wait({write.key: number}, QUIET_S)  # so that each comes alone
+            time.sleep(_REST_S)
         counter.is_on = False
     return counter
 

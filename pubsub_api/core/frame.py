@@ -99,13 +99,12 @@ _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
 _AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
 _NUMBERS = struct.Struct(">cQcQcIcQ")
 _STAMP = struct.Struct(">5xBB2x16sxQxQxI9x1xH")
-_LONE = struct.Struct(">16sBQBQ6xQBH")
 _AFTER = struct.Struct(">Q")
 _AFTER_AT = 35
 _ARRAY32 = struct.Struct(">BI")
 _COUNT_AT = slice(44, 48)
-ONE_EVENT = _ARRAY32.pack(0xDD, 1)
-"""The beginning of the body of a DATA frame with one event, as this package writes it."""
+_ONE_EVENT = _ARRAY32.pack(0xDD, 1)
+"""The beginning of the body of a DATA frame with one event."""
 PREFIX = b"\x9c\xa2HG"
 """The beginning of every frame."""
 _BEGINNING = PREFIX + bytes((WIRE_VERSION,))
@@ -113,15 +112,13 @@ _GUID_MARK = b"\xc4\x10"
 _UINT64, _UINT32, _STR16 = b"\xcf", b"\xce", b"\xda"
 _MARKS = (_UINT64, _UINT64, _UINT32, _UINT64, _STR16)
 _NIL = b"\xc0"
-_MAC_MARK = b"\xc4\x20"
-_MAC_BYTES = 32
+MAC_MARK = b"\xc4\x20"
+MAC_BYTES = 32
 _KINDS = frozenset(int(kind) for kind in Kind)
 _DATA = int(Kind.DATA)
 _SCOPED = (int(Kind.QUERY), int(Kind.REPLY))
 """Kinds that have a scope in place of a topic, see `pubsub_api.core.scopes`."""
 _FIXED_BYTES = _FIXED.size
-_LONE_BEGINNING = _BEGINNING + bytes((_DATA, 0)) + _GUID_MARK
-_LONE_COUNT = _UINT32 + (1).to_bytes(4, "big") + _UINT64
 _new_header = functools.partial(tuple.__new__, Header)
 
 
@@ -138,6 +135,11 @@ def is_of_kind(frame: bytes, kind: Kind) -> bool:
 def name_of(frame: bytes) -> bytes:
     """The topic or scope in a frame, for code that compares it with the place where the frame arrived.  No checks."""
     return frame[_FIXED_BYTES : _FIXED_BYTES + int.from_bytes(frame[_FIXED_BYTES - 2 : _FIXED_BYTES], "big")]
+
+
+def data_beginning(*, is_signed: bool) -> bytes:
+    """The beginning of every DATA frame, up to its GUID."""
+    return _BEGINNING + bytes((_DATA, Flag.SIGNED if is_signed else Flag.NONE)) + _GUID_MARK
 
 
 class Stamp(NamedTuple):
@@ -174,8 +176,8 @@ def with_after(frame: bytes, after: int, key: bytes | None) -> bytes:
     if stamp.is_signed:
         if key is None:
             raise ValueError("a signed frame cannot be restamped without the key")
-        unsigned = changed[: -len(_MAC_MARK) - _MAC_BYTES]
-        changed[-_MAC_BYTES:] = hmac.digest(key, unsigned, "sha256")
+        unsigned = changed[: -len(MAC_MARK) - MAC_BYTES]
+        changed[-MAC_BYTES:] = hmac.digest(key, unsigned, "sha256")
     return bytes(changed)
 
 
@@ -203,7 +205,7 @@ def pack(
     if not key:
         return b"".join((fixed, name, body, _NIL))
     unsigned = b"".join((fixed, name, body))
-    return b"".join((unsigned, _MAC_MARK, hmac.digest(key, unsigned, "sha256")))
+    return b"".join((unsigned, MAC_MARK, hmac.digest(key, unsigned, "sha256")))
 
 
 class DataPacker:
@@ -212,7 +214,7 @@ class DataPacker:
     __slots__ = ("_beginning", "_key")
 
     def __init__(self, guid: bytes, key: bytes | None) -> None:
-        self._beginning = b"".join((_BEGINNING, bytes((_DATA, Flag.SIGNED if key else 0)), _GUID_MARK, guid))
+        self._beginning = data_beginning(is_signed=bool(key)) + guid
         self._key = key
 
     def pack(self, topic: bytes, events: Sequence[bytes], *, first: int, after: int, timestamp: int) -> bytes:
@@ -221,7 +223,7 @@ class DataPacker:
         numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, count, _UINT64, timestamp)
         parts = [self._beginning, numbers, topic, _ARRAY32.pack(0xDD, count), *events]
         if self._key:
-            parts += (_MAC_MARK, hmac.digest(self._key, b"".join(parts), "sha256"))
+            parts += (MAC_MARK, hmac.digest(self._key, b"".join(parts), "sha256"))
         else:
             parts.append(_NIL)
         return b"".join(parts)
@@ -231,7 +233,7 @@ class DataPacker:
         if self._key:
             return self.pack(topic, (event,), first=first, after=after, timestamp=timestamp)
         numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, 1, _UINT64, timestamp)
-        return b"".join((self._beginning, numbers, topic, ONE_EVENT, event, _NIL))
+        return b"".join((self._beginning, numbers, topic, _ONE_EVENT, event, _NIL))
 
 
 def topic_element(topic: str) -> bytes:
@@ -254,7 +256,7 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
     if guid_mark != _GUID_MARK or (mark0, mark1, mark2, mark3, mark4) != _MARKS:
         raise MalformedFrame("the header's fixed fields are not where they belong")
     body_start = _FIXED_BYTES + topic_bytes
-    body_end = size - (1 + 1 + _MAC_BYTES if flags & 1 else 1)
+    body_end = size - (1 + 1 + MAC_BYTES if flags & 1 else 1)
     if kind not in _KINDS or flags > 0x7F or body_end <= body_start:
         raise MalformedFrame(f"kind {kind}, flags {flags:#x}, {topic_bytes} bytes of topic do not fit {size} bytes")
     if key or flags & 1 or frame[body_end] != 0xC0:
@@ -265,31 +267,6 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
     topic = _read_topic(name) if kind == _DATA or kind not in _SCOPED else _read_scope(name)
     # As the class itself would make it, but without Python code: this runs for every frame.
     return _new_header((kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end))
-
-
-def unpack_lone(frame: bytes, bytes_max: int) -> Header | None:
-    """The header of a correct, unsigned DATA frame of one event, as `DataPacker.pack_one` makes it; None for every
-    other frame, which needs `unpack` and `check_count`.
-
-    The latency of a lone event counts, so this compares what such frames have in common, and reads the rest at once.
-    """
-    size = len(frame)
-    if not _FIXED_BYTES < size <= bytes_max or frame[:9] != _LONE_BEGINNING or frame[43:49] != _LONE_COUNT:
-        return None
-    guid, mark0, first, mark1, after, timestamp, mark4, topic_bytes = _LONE.unpack_from(frame, 9)
-    at = _FIXED_BYTES + topic_bytes
-    if (
-        mark0 != 0xCF
-        or mark1 != 0xCF
-        or mark4 != 0xDA
-        or frame[at : at + 5] != ONE_EVENT
-        or frame[-1] != 0xC0
-        or at + 6 >= size
-        or not after < first < SEQUENCE_MAX
-    ):
-        return None
-    topic = _read_topic(frame[_FIXED_BYTES:at])
-    return _new_header((_DATA, 0, guid, first, after, 1, timestamp, topic, at, size - 1))
 
 
 def _refusal(frame: bytes, bytes_max: int) -> FrameError:
@@ -327,7 +304,7 @@ def check_count(frame: bytes, header: Header) -> None:
 
 def _check_tail(frame: bytes, body_end: int, is_signed: bool, key: bytes | None) -> None:
     if is_signed:
-        if frame[body_end : body_end + 2] != _MAC_MARK:
+        if frame[body_end : body_end + 2] != MAC_MARK:
             raise MalformedFrame("the frame claims a signature and has none")
         if key and not hmac.compare_digest(frame[body_end + 2 :], hmac.digest(key, frame[:body_end], "sha256")):
             raise BadSignature("the HMAC of the frame does not match: another key, or the frame was changed")

@@ -22,8 +22,9 @@ class GuardedReceiver:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._borrower = receiver if isinstance(receiver, LendingReceiver) else None
-        self.can_borrow = self._borrower is not None
+        self.lend = receiver.on_frames_lent if isinstance(receiver, LendingReceiver) else None
+        """`on_frames_lent` of the receiver, None if it has none.  For a driver that calls `note_error` if it raises."""
+        self.can_borrow = self.lend is not None
         """The receiver can use a thread that the driver lends.  Otherwise `on_frames_lent` does what `on_frames` does.
         """
         self._lock = threading.Lock()
@@ -42,13 +43,12 @@ class GuardedReceiver:
     def _call(self, method: Callable[..., object], *arguments: object) -> None:
         try:
             method(*arguments)
-        except Exception:
-            LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
-            self._count()
+        except Exception:  # noqa: BLE001  logged there
+            self.note_error()
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
         """As that of the receiver.  True also when the receiver has replaced the thread and raised after that."""
-        if self._borrower is None:
+        if self.lend is None:
             self.on_frames(frames)
             return False
         is_relieved = False
@@ -59,13 +59,14 @@ class GuardedReceiver:
             is_relieved = True
 
         try:
-            return self._borrower.on_frames_lent(frames, note_relief)
-        except Exception:
-            LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
-            self._count()
+            return self.lend(frames, note_relief)
+        except Exception:  # noqa: BLE001  logged there
+            self.note_error()
             return is_relieved
 
-    def _count(self) -> None:
+    def note_error(self) -> None:
+        """Log and count the exception that is being handled."""
+        LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
         with self._lock:  # while a thread is lent, another thread of the driver may call, too
             self.errors += 1
 

@@ -44,6 +44,7 @@ class Dispatcher:
         on_frames: OnFrames | None,
         on_resync: OnResync | None,
         gate: HistoryGate | None,
+        inline: InlineDispatch,
         handled: Callable[[int], None],
         undecodable: Callable[[Header, Sequence[tuple[int, int]]], None],
         resync_failed: Callable[[Resync], None],
@@ -68,7 +69,7 @@ class Dispatcher:
         self.delay_seconds = DurationCounter()
         self.callback_seconds = DurationCounter()
         self.is_closed = False
-        self.inline = InlineDispatch()
+        self._inline = inline
         self.task: SharedTask | None = None
         """None when the user iterates."""
         if on_events is not None or on_frames is not None:
@@ -92,7 +93,7 @@ class Dispatcher:
             except queue.Empty:
                 return math.inf
             if items is not None:
-                with self.inline.calling:
+                with self._inline.calling:
                     self._call_user(items)
                 self._handled(size_of(items))
 
@@ -103,8 +104,8 @@ class Dispatcher:
         for events in self._events_of(items):
             self.tell(events, time.monotonic(), time.time_ns())
 
-    def tell(self, events: list[Event], began: float, wall_ns: int) -> None:
-        """Call the user, at this time by either clock.  Never raises."""
+    def tell(self, events: list[Event], began: float, wall_ns: int) -> float:
+        """Call the user, at this time by either clock.  Returns when that has ended.  Never raises."""
         assert self.on_events is not None
         if (published := events[-1].timestamp) > 0:  # what comes without an envelope has none
             self.delay_seconds.add((wall_ns - published) * 1e-9 if wall_ns > published else 0.0)
@@ -113,8 +114,9 @@ class Dispatcher:
         except BaseException:  # on this thread no exception means more than that it was raised
             self.callback_errors += 1
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
-        finally:
-            self.callback_seconds.add(time.monotonic() - began)
+        ended = time.monotonic()
+        self.callback_seconds.add(ended - began)
+        return ended
 
     def _hand_over_all(self, items: Sequence[Item]) -> None:
         """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""

@@ -50,16 +50,15 @@ class LoanWatch:
 
     def after_fork_in_child(self) -> None:
         self._timer = SharedTimer(self._look)
-        self._loans: dict[InlineDispatch, threading.Lock] = {}
-        self._newest = -math.inf
+        self._borrowers: set[InlineDispatch] = set()
         self.is_watching = False
 
-    def begin(self, inline: InlineDispatch, lock: threading.Lock, now: float) -> None:
-        """Have it looked after until `end`, under the lock of its owner."""
-        self._loans[inline] = lock
-        self._newest = now
-        if not self.is_watching:  # looked at after the loan was noted: `_look` does it the other way round
+    def add(self, borrower: InlineDispatch, now: float) -> bool:
+        """Have it looked after until it has borrowed nothing for a while.  Under its lock.  False: nobody does it."""
+        self._borrowers.add(borrower)
+        if not self.is_watching:  # looked at after it was added: `_look` does it the other way round
             self._watch(now)
+        return self.is_watching
 
     def _watch(self, now: float) -> None:
         try:
@@ -70,21 +69,19 @@ class LoanWatch:
         self.is_watching = True
         THREADS.set_timer(self._timer, now + LENT_MAX_S)
 
-    def end(self, inline: InlineDispatch) -> None:
-        self._loans.pop(inline, None)
-
     def _look(self) -> float:
         now = time.monotonic()
-        for inline, lock in list(self._loans.items()):
-            if lock.acquire(timeout=LOCK_WAIT_S):
+        for borrower in list(self._borrowers):
+            if borrower.lock.acquire(timeout=LOCK_WAIT_S):
                 try:
-                    inline.look_after(now)
+                    if not borrower.look_after(now):
+                        self._borrowers.discard(borrower)
                 finally:
-                    lock.release()
-        if now - self._newest >= WATCH_S and not self._loans:
+                    borrower.lock.release()
+        if not self._borrowers:
             THREADS.remove_timer(self._timer)
             self.is_watching = False
-            if now - self._newest >= WATCH_S and not self._loans:
+            if not self._borrowers:
                 return math.inf
             self._watch(now)
         return now + LENT_MAX_S
@@ -95,11 +92,15 @@ LOANS = LoanWatch()
 
 
 class InlineDispatch:
-    """At most one loan at a time.  The owner calls everything under its lock, except where it says otherwise."""
+    """At most one loan at a time.  Its owner calls everything under ``lock``, except where it says otherwise."""
 
-    __slots__ = ("_average_s", "_borrower", "_lent_at", "_log", "_not_before", "_relieve", "calling", "relieved")
+    __slots__ = (
+        "_average_s", "_borrower", "_is_watched", "_lent_at", "_log", "_not_before", "_relieve", "calling", "lock",
+        "relieved",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
         self.calling = threading.Lock()
         """Held by the thread that calls the user.  The dispatcher takes it without the owner's lock."""
         self.relieved = 0
@@ -109,15 +110,18 @@ class InlineDispatch:
         self._not_before = float("-inf")
         self._average_s = 0.0
         self._borrower = 0
+        self._is_watched = False
         self._log = RateLimitedLog(LOG, level=logging.ERROR)
 
     def begin(self, relieve: Relieve, now: float) -> bool:
         """Borrow the present thread to call the user; False when that cannot be now."""
-        if now < self._not_before or not self.calling.acquire(blocking=False):
+        if now < self._not_before or not self.calling.acquire(False):
             return False
         self._relieve = relieve
         self._lent_at = now
         self._borrower = threading.get_ident()
+        if not self._is_watched:
+            self._is_watched = LOANS.add(self, now)
         return True
 
     def end(self, now: float) -> bool:
@@ -133,18 +137,22 @@ class InlineDispatch:
         self.calling.release()
         return is_relieved
 
-    def look_after(self, now: float) -> None:
-        """Have the thread replaced when it is away for too long."""
-        if self._relieve is not None and now - self._lent_at >= LENT_MAX_S:
+    def look_after(self, now: float) -> bool:
+        """Have the thread replaced when it is away for too long.  False when it need not be looked after any more."""
+        lent_s = now - self._lent_at
+        if self._relieve is None:
+            self._is_watched = lent_s < WATCH_S
+        elif lent_s >= LENT_MAX_S:
             self._not_before = now + PAUSE_S
             try:
                 self._relieve()
             except (LimitReached, RuntimeError) as error:  # no thread can be started: tried again until it comes back
                 self._log("A callback lasts, and nobody receives meanwhile: %s", error)
-                return
+                return True
             self._relieve = None
             self.relieved += 1
             LOG.info("A callback lasts; receiving goes on in another thread.")
+        return self._is_watched
 
     @property
     def is_borrower(self) -> bool:

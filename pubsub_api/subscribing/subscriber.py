@@ -26,6 +26,7 @@ from pubsub_api import tracing
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.data_frames import data_reader, header_reader
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
 from pubsub_api.core.events import Action, Event
@@ -44,7 +45,7 @@ from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate
-from pubsub_api.subscribing.inline_dispatch import LOANS, LOCK_WAIT_S, Relieve
+from pubsub_api.subscribing.inline_dispatch import LOCK_WAIT_S, InlineDispatch, Relieve
 from pubsub_api.subscribing.items import Item, Mark, portions, size_of
 from pubsub_api.subscribing.reading import EventReader
 from pubsub_api.subscribing.statistics import HistoryStatistics, SubscriberStatistics
@@ -99,15 +100,18 @@ class Subscriber(Closeable):
         self._waiting = 0
         """Calls of the user that are under way or to be made, each with a batch."""
         self._is_overrun = False
+        self._inline = InlineDispatch(self._lock)
         self._dispatcher = Dispatcher(
             on_events=on_events or (one_by_one(on_event) if on_event else None),
             on_frames=on_frames,
             on_resync=on_resync,
             gate=gate,
+            inline=self._inline,
             handled=self._handled,
             undecodable=self._on_undecodable,
             resync_failed=self._on_resync_failed,
         )
+        self._read = data_reader(settings.frame) if on_frames is None else header_reader(settings.frame)
         self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and self._dispatcher.task is not None
@@ -154,35 +158,37 @@ class Subscriber(Closeable):
             self._ask(queries)
 
     def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
-        """A frame takes the long way when something is before it, or when more is to be done with it than a look."""
-        frame, delivery = received[0], None
-        core, dispatcher = self._core, self._dispatcher
-        inline = dispatcher.inline
-        began, wall_ns = time.monotonic(), time.time_ns()
-        with self._lock:
-            if len(received) == 1 and self._borrows and not self._waiting and inline.begin(relieve, began):
-                core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
-                delivery = core.on_lone_frame(frame, began)
-                if delivery is None:
-                    inline.end(began)
-                else:
-                    self._hybrid_clock.observe(core.newest_timestamp, wall_ns)
-                    self._waiting = 1
-                    self._queue_bytes += len(frame)
-                    LOANS.begin(inline, self._lock, began)
-        if delivery is None:
+        """The ordinary case is a lone frame while nothing waits, that the user is called with here and now.  It takes
+        the long way when something is before it, or when more is to be done with it than a look."""
+        is_ordinary = len(received) == 1 and self._borrows and not self._waiting
+        data = self._read(received[0]) if is_ordinary else None
+        if data is None:
             self.on_frames(received)
             return False
+        inline, dispatcher, stream = self._inline, self._dispatcher, None
+        began, wall_ns = time.monotonic(), time.time_ns()
+        with self._lock:
+            if not self._waiting and inline.begin(relieve, began):
+                stream = self._core.accept_next(data, began)
+                if stream is None:
+                    inline.end(began)
+        if stream is None:
+            self.on_frames(received)
+            return False
+        self._hybrid_clock.observe(data.timestamp, wall_ns)
+        ended = began
         try:
-            if dispatcher.on_frames is not None:
-                dispatcher.hand_over([delivery])
-            elif events := dispatcher.decode(delivery):
-                dispatcher.tell(events, began, wall_ns)
+            if isinstance(data, Header):
+                dispatcher.hand_over([(received[0], data, 0)])
+                ended = time.monotonic()
+            else:
+                for event in data.events:
+                    event.topic = stream.topic
+                dispatcher.received += data.count
+                ended = dispatcher.tell(data.events, began, wall_ns)
         finally:
             with self._lock:
-                self._done(len(frame))
-                LOANS.end(inline)
-                is_relieved = inline.end(time.monotonic())
+                is_relieved = inline.end(ended)
         return is_relieved
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
@@ -440,7 +446,7 @@ class Subscriber(Closeable):
             # Not `dataclasses.asdict`, which takes ten times as long: this is also asked for while nothing happens.
             parts = {
                 "bad_frames": dict(counters.bad_frames),
-                "intake": dataclasses.replace(counters.intake, relieved=self._dispatcher.inline.relieved),
+                "intake": dataclasses.replace(counters.intake, relieved=self._inline.relieved),
                 "repair": dataclasses.replace(counters.repair, parked_bytes=self._core.parked_bytes),
                 "peers": dataclasses.replace(counters.peers, publishers=len(self._core.publishers)),
             }
@@ -467,7 +473,7 @@ class Subscriber(Closeable):
         self._end.close()
         THREADS.remove_timer(self._timer)
         self._dispatcher.put(None)
-        inline, task = self._dispatcher.inline, self._dispatcher.task
+        inline, task = self._inline, self._dispatcher.task
         is_calling = inline.is_borrower or (task is not None and task.is_mine)
         if self._gate is not None:
             is_history = self._gate.is_calling

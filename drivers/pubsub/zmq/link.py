@@ -70,8 +70,6 @@ class ZmqLink:
         self.dealer: Socket | None = None
         self.incoming: list[tuple[Socket, int]] = []
         """The argument of ``zmq_poll`` that asks whether ``sub`` has something to read."""
-        self.is_in_burst = False
-        """Whether a frame was read, and more may have come with it."""
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None

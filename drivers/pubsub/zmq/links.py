@@ -1,8 +1,8 @@
 """The links of one ZeroMQ subscriber: what it has registered, and what comes in for it.
 
-Used by the receiving thread of the process alone (`loop.ReceiveLoop`), except where it says otherwise.  Frames are
-passed on in one call per burst.  The first frame of a burst is passed on by itself, before it is known whether there
-are more: the only frame, unless there is a flood, should not wait for that question.
+Used by the receiving thread of the process alone (`loop.ReceiveLoop`), except where it says otherwise.  The first frame
+is passed on by itself, and the thread lent with it, before it is known whether there are more: the only frame, unless
+there is a flood, should not wait for that question.  Those that follow are passed on in one call per burst.
 """
 
 from __future__ import annotations
@@ -242,16 +242,44 @@ class SubscriberLinks:
     # -- what comes in
 
     def _on_data(self, link: ZmqLink) -> bool:
+        """Read a message, and all that have come with it.  Its usual shape, two parts, costs two looks at bytes.
+
+        Whether a message has exactly two parts is not asked, which would cost more than a read.  A message of another
+        shape shows itself by what its parts look like, at the latest in the message after it, and `_sort_out` then
+        reads on to the end of that one.
+        """
+        assert link.sub is not None
+        recv, name = link.sub.recv, None
         try:
-            is_more = self._read_burst(link)
+            name = recv(_NOBLOCK)
+            frame = recv(_NOBLOCK)
+            if name[-1:] != NUL or not frame.startswith(FRAME_PREFIX):
+                self._sort_out(link, [name, frame])
+                self._pass_on()
+                self._drop_if_lost(link)
+            elif self._pass_on_lent([frame]):
+                return True
+            # A read that finds nothing costs several times more than to ask.
+            return bool(zmq.zmq_poll(link.incoming, 0)) and self._read_on(link)
+        except zmq.Again:
+            if name is not None:
+                self._drop_part(link)
         except Exception as error:  # noqa: BLE001  this link's alone, told and counted
             self._fail(link, error)
+        return False
+
+    def _read_on(self, link: ZmqLink) -> bool:
+        """There is more: read a burst, and leave the rest to the next turn, after other links.  True: as `_on_data`."""
+        if self._loop.commands:  # of the receiver: they may be about this very link
+            self._look_at(link)
             return False
+        is_more = self._read_burst(link)
         if link.lost is not None:
             self._drop_if_lost(link)
-        if self._frames:
-            self._loop.filled = self
-        return is_more
+        elif is_more:
+            self._look_at(link)
+        frames, self._frames = self._frames, []
+        return bool(frames) and self._pass_on_lent(frames)
 
     def _on_monitor(self, link: ZmqLink) -> bool:
         try:
@@ -278,49 +306,36 @@ class SubscriberLinks:
         except Exception as error:  # noqa: BLE001  this link's alone, told and counted
             self._fail(link, error)
             return False
-        if self._frames:
-            self._loop.filled = self
-        return is_more
+        if is_more:
+            self._look_at(link)
+        self._pass_on()
+        return False
 
     def _read_burst(self, link: ZmqLink) -> bool:
-        """Collect frames from a link: one, and when called again, all that follow.  False when nothing more is there.
-
-        The usual message costs two reads and two looks at bytes.  A read that finds nothing costs several times more,
-        so after the first message a poll asks whether there are more.
-
-        Whether a message has exactly two parts is not asked, which would cost more than a read.  A message of another
-        shape shows itself by what its parts look like, at the latest in the message after it, and `_sort_out` then
-        reads on to the end of that one.
-        """
+        """Collect what there is, up to a burst.  False when nothing more is there."""
         assert link.sub is not None
-        if link.is_in_burst and not zmq.zmq_poll(link.incoming, 0):
-            link.is_in_burst = False
-            return False
-        frames_max = _BURST_FRAMES if link.is_in_burst else 1
-        if len(self._frames) >= frames_max:
-            self._pass_on()
-        link.is_in_burst = True
-        recv, frames = link.sub.recv, self._frames
-        topic: bytes | None = None
+        recv, frames, name = link.sub.recv, self._frames, None
         try:
-            while len(frames) < frames_max:
-                topic = None
-                topic = recv(_NOBLOCK)
-                if topic[-1:] != NUL:
-                    frames = self._sort_out(link, [topic])
+            while len(frames) < _BURST_FRAMES:
+                name = None
+                name = recv(_NOBLOCK)
+                if name[-1:] != NUL:
+                    frames = self._sort_out(link, [name])
                     continue
                 payload = recv(_NOBLOCK)
                 if not payload.startswith(FRAME_PREFIX):
-                    frames = self._sort_out(link, [topic, payload])
+                    frames = self._sort_out(link, [name, payload])
                     continue
                 frames.append(payload)
         except zmq.Again:
-            link.is_in_burst = False
-            if topic is not None:
-                self._tally.add("not_frames")
-                LOG.debug("%s: a message of one part was dropped", link.address)
+            if name is not None:
+                self._drop_part(link)
             return False
         return True
+
+    def _drop_part(self, link: ZmqLink) -> None:
+        self._tally.add("not_frames")
+        LOG.debug("%s: a message of one part was dropped", link.address)
 
     def _sort_out(self, link: ZmqLink, parts: list[bytes]) -> list[bytes]:
         """Handle a message that is not a topic with a frame, given the parts that were read.
@@ -371,16 +386,23 @@ class SubscriberLinks:
             if not self._is_leaving:
                 self._receiver.on_frames(frames)
 
-    def pass_on_lent(self) -> bool:
-        """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
-        if not self._receiver.can_borrow or self._is_leaving:
+    def _pass_on_lent(self, frames: list[bytes]) -> bool:
+        """Hand over frames, and this thread with them.  True when it was replaced meanwhile."""
+        lend = self._receiver.lend
+        if lend is None or self._is_leaving:
+            self._frames = frames
             self._pass_on()
             return False
-        frames, self._frames = self._frames, []
-        return self._receiver.on_frames_lent(frames, self._relieve)
+        try:
+            return lend(frames, self._relieve)
+        except Exception:  # noqa: BLE001  logged there
+            self._receiver.note_error()
+            return not self._loop.is_mine
 
     def _relieve(self) -> None:
         """Called from any thread, while the receiving one is lent to this receiver.  Raises LimitReached."""
+        for link in self._links.values():
+            self._look_at(link)  # there may be more to read
         former = self._loop.replace_thread()
         self._replaced = [thread for thread in self._replaced if thread.is_alive()] + [former]
 

@@ -4,9 +4,9 @@ Other threads leave commands for it and wake it.  It waits for all sockets at on
 have something to read read it (`links.SubscriberLinks`).  One thread, one wait and one context of ZeroMQ, which has two
 threads of its own, are enough for hundreds of subscribers.
 
-After each read, when nothing is half done, the thread is lent to the receiver that the frames are for.  When it stays
-away, another thread goes on where it left off, and it ends when it comes back: a socket may change hands, but two never
-use it at once.  So what a receiver does there never holds up other subscribers for long.
+A handler may lend the thread to the receiver that the frames are for, when nothing is half done.  When it stays away,
+another thread goes on where it left off, and it ends when it comes back: a socket may change hands, but two never use
+it at once.  So what a receiver does there never holds up other subscribers for long.
 
 A publisher that is named by the name of a host has a context with all others on that host: ZeroMQ looks the name up in
 a thread of the context, and stands still for as long as the resolver does not answer.
@@ -50,7 +50,8 @@ class ReceiveLoop:
         """Raises LimitReached."""
         check_room(CONTEXT, "a subscriber")
         self._waker = Waker()
-        self._commands: deque[Callable[[], None]] = deque()
+        self.commands: deque[Callable[[], None]] = deque()
+        """Left by other threads, or by a receiver to which this one was lent."""
         self._is_stopping = False
         self._contexts: dict[str, zmq.Context[Socket]] = {}
         self._members: dict[SubscriberLinks, None] = {}
@@ -58,8 +59,6 @@ class ReceiveLoop:
         self.watch.add(self._waker.fd, self._on_wake)
         self._deadline: float | None = math.inf
         """Of all links; None: it has to be found."""
-        self.filled: SubscriberLinks | None = None
-        """Has frames to pass on, with the thread."""
         self._thread = ReplaceableThread("zmq-subscriber", self._run)
         self.users = 0
         """Subscribers that have entered and not left.  Guarded by `SharedLoop`."""
@@ -91,7 +90,7 @@ class ReceiveLoop:
 
     def post(self, command: Callable[[], None]) -> None:
         """Have the thread call ``command``, after those posted before."""
-        self._commands.append(command)
+        self.commands.append(command)
         self._waker.wake()
 
     def stop(self) -> None:
@@ -129,15 +128,16 @@ class ReceiveLoop:
         try:
             while not self._is_stopping:
                 try:
-                    if self._turn():
-                        return
+                    is_replaced = self._turn()
+                    backoff.reset()
+                    while not (is_replaced or self._is_stopping):
+                        is_replaced = self._turn()
+                    return
                 except Exception as error:
                     LOG.exception("receiving was broken off; all links of the process are opened again")
                     if not self._thread.is_owner:
                         return
                     self._begin_anew(error, backoff.next_s())
-                else:
-                    backoff.reset()
         finally:
             if self._thread.is_owner:
                 self._release()
@@ -145,7 +145,6 @@ class ReceiveLoop:
     def _begin_anew(self, error: Exception, pause_s: float) -> None:
         """A member handles what goes wrong with its links.  What comes here is of no member, so all begin anew."""
         time.sleep(pause_s)  # what fails at once each time must not take a whole core
-        self.filled = None
         self._deadline = None
         self._waker.wake()  # commands may have been left
         for member in list(self._members):
@@ -162,22 +161,17 @@ class ReceiveLoop:
 
     def _turn(self) -> bool:
         """Wait for something to happen, and handle it.  True when the thread was replaced meanwhile."""
-        watch = self.watch
         if (due := self._deadline) is None:
             due = self._deadline = min((member.deadline for member in self._members), default=math.inf)
-        watch.wait(None if due == math.inf else max(0.0, due - time.monotonic()))
-        # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
-        if self._waker.fd in watch.ready:
-            watch.ready.remove(self._waker.fd)
-            self._on_wake()
-        while watch.ready:
-            watch.handle()
-            if self.filled is not None:
-                member, self.filled = self.filled, None
-                if member.pass_on_lent():
-                    return True
-                if self._commands:  # of the receiver: the same handler may be called again in this turn
-                    self._on_wake()
+        watch = self.watch
+        ready = watch.wait(None if due == math.inf else max(0.0, due - time.monotonic()))
+        while ready:
+            # They come first: a filter registered before an echo is read shall not be left out of `Connected`.
+            if self.commands:
+                self._obey()
+            handler = watch.handlers.get(ready.pop()[0])  # None: it has been closed since
+            if handler is not None and handler():
+                return True
         if due != math.inf and due <= time.monotonic():
             for member in list(self._members):
                 member.handle_deadlines(time.monotonic())
@@ -185,9 +179,12 @@ class ReceiveLoop:
 
     def _on_wake(self) -> bool:
         self._waker.clear()  # before looking: a command that comes after the look wakes us again
-        while self._commands:
-            self._commands.popleft()()
+        self._obey()
         return False
+
+    def _obey(self) -> None:
+        while self.commands:
+            self.commands.popleft()()
 
 
 class SharedLoop:

@@ -3,8 +3,8 @@
 ``zmq_poll`` makes several system calls per socket before and after it sleeps, which shows in the latency of a single
 frame.  This makes one, however many sockets there are, at the price of a rule.  The descriptor of a ZeroMQ socket
 becomes readable when something has happened to the socket, not while there is something to read, and any use of the
-socket may take that sign away.  So a handler must read until there is nothing left or say that it has not, and whoever
-uses a socket outside its handler must have it looked at.
+socket may take that sign away.  So a handler must read until there is nothing left, or have its socket looked at again,
+as whoever uses a socket outside of its handler must.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 from collections.abc import Callable, Iterable
 
 Handler = Callable[[], bool]
-"""Reads from a socket.  True: there may be more to read."""
+"""Reads from a socket.  True: the thread was replaced meanwhile, and must leave all of this alone."""
 
 _HAS_EPOLL = hasattr(select, "epoll")
 
@@ -25,23 +25,21 @@ class DescriptorWatch:
         """Raises OSError when there is no descriptor left."""
         # A process may have thousands of sockets, and poll looks at each of them every time.  Only Linux has epoll.
         self._poll = select.epoll() if _HAS_EPOLL else select.poll()
-        self._handlers: dict[int, Handler] = {}
-        self.ready: list[int] = []
+        self.handlers: dict[int, Handler] = {}
+        self._ready: list[tuple[int, int]] = []
         """What is to be handled in this turn.  Kept here because another thread may have to go on with it."""
         self._unread: set[int] = set()
-        self._again = -1
-        """The descriptor whose handler was called last in this turn and wants to be called once more."""
 
     def add(self, descriptor: int, handler: Handler) -> None:
         """Call ``handler`` in the next turn, and whenever the descriptor becomes readable."""
-        if descriptor not in self._handlers:
+        if descriptor not in self.handlers:
             self._poll.register(descriptor, select.POLLIN)
-        self._handlers[descriptor] = handler
+        self.handlers[descriptor] = handler
         self._unread.add(descriptor)
 
     def remove(self, descriptor: int) -> None:
         """Forget a descriptor, before it is closed."""
-        if self._handlers.pop(descriptor, None) is not None:
+        if self.handlers.pop(descriptor, None) is not None:
             self._unread.discard(descriptor)
             self._poll.unregister(descriptor)
 
@@ -49,35 +47,25 @@ class DescriptorWatch:
         """Call their handlers in the next turn: the sockets have been used."""
         self._unread.update(descriptors)
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Block until there may be something to read, or the time is over.  `handle` follows, while any is `ready`."""
-        unread = self._unread
-        if self.ready:
-            unread.update(self.ready)  # what another thread has left behind
-        if unread:
-            timeout_s = 0
-        elif timeout_s is not None and not _HAS_EPOLL:
-            timeout_s *= 1000
-        self.ready = ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s)]
-        self._again = -1
-        if unread:
-            ready.extend(unread.difference(ready))
-            unread.clear()
+    def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Block until there may be something to read, or the time is over.
 
-    def handle(self) -> None:
-        """Call the next handler of this turn.
-
-        One that may have more to read is called a second time in the same turn, next: mostly it finds nothing, and
-        another turn would ask the system for that.
+        Each item begins with a descriptor whose handler is to be called.  The list is to be emptied meanwhile.
         """
-        descriptor = self.ready.pop()
-        handler = self._handlers.get(descriptor)  # None: it has been closed since
-        if handler is not None and handler():
-            if descriptor == self._again:
-                self._unread.add(descriptor)
-            else:
-                self._again = descriptor
-                self.ready.append(descriptor)
+        if self._ready or self._unread:
+            return self._look()
+        if timeout_s is not None and not _HAS_EPOLL:
+            timeout_s *= 1000
+        self._ready = ready = self._poll.poll(timeout_s)
+        return ready
+
+    def _look(self) -> list[tuple[int, int]]:
+        """The same without waiting: some descriptors are to be handled in any case."""
+        unread = self._unread.union(descriptor for descriptor, _ in self._ready)  # which another thread has left behind
+        self._unread.clear()
+        self._ready = ready = self._poll.poll(0)
+        ready.extend((descriptor, 0) for descriptor in unread.difference(descriptor for descriptor, _ in ready))
+        return ready
 
     def close(self) -> None:
         if _HAS_EPOLL:

@@ -91,8 +91,19 @@ class ResyncScheduler:
         self._not_before = 0.0
         self._due = 0.0
         self.generation = 0
-        self.is_blocked = False
+        self._is_blocked = False
+        self.is_unsettled = False
+        """Something waits to be emitted, or nothing may be: what is looked at for each frame."""
+
+    @property
+    def is_blocked(self) -> bool:
         """While set nothing is emitted: the queue it would have to pass is full."""
+        return self._is_blocked
+
+    @is_blocked.setter
+    def is_blocked(self, is_blocked: bool) -> None:
+        self._is_blocked = is_blocked
+        self.is_unsettled = is_blocked or bool(self.reasons)
 
     def request(self, reason: Reason, topics: Iterable[str], now: float, lost: Iterable[LostRange] = ()) -> None:
         """Ask for a resync; joined with those that wait.  What a user waits for (INITIAL, SUBSCRIBED) has no jitter."""
@@ -100,6 +111,7 @@ class ResyncScheduler:
         due = now if is_awaited else max(now + self._jitter() * self._jitter_s, self._not_before)
         self._due = min(self._due, due) if self.reasons else due
         self.reasons.add(reason)
+        self.is_unsettled = True
         self._topics.update(dict.fromkeys(topics))
         for lost_range in lost:
             self._add_lost(lost_range)
@@ -143,4 +155,5 @@ class ResyncScheduler:
         self._topics.clear()
         self._is_of_all = False
         self._lost.clear()
+        self.is_unsettled = False
         return resync

@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.data_frames import DataFrame
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.messages import Want
-from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, InStreamState
+from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, InStream, InStreamState
 from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.process_pauses import ProcessPauses
 from pubsub_api.core.receiving.questions import Join, QuestionPurpose, SubscriberQuestions
@@ -66,7 +67,6 @@ class SubscriberCore:
     ) -> None:
         """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
         self.settings = settings
-        self._frame_key, self._frame_bytes_max = settings.frame.key, settings.frame.bytes_max
         self.filters = FilterSet(filters)
         self.counters = SubscriberCounters()
         self._resync = ResyncScheduler(
@@ -146,58 +146,44 @@ class SubscriberCore:
 
     def on_frames(self, received: Sequence[bytes], now: float) -> None:
         """Frames arrived.  Never raises: a bad one is counted and changes nothing."""
-        if len(received) == 1:
-            delivery = self.on_lone_frame(received[0], now)
-            if delivery is not None:
-                self.room.out.append(delivery)
-                return
         self._wake(now)
         for frame in received:
             self._on_frame(frame, now)
         if self._resync.is_waiting:
             self._emit_resync(now)
 
-    def on_lone_frame(self, frame: bytes, now: float) -> Delivery | None:
-        """The short way for a frame that came alone and is what everybody waits for: the next data of a live stream.
+    def accept_next(self, header: Header | DataFrame, now: float) -> InStream | None:
+        """The ordinary case: a sound DATA frame has the next events of a live stream, and nothing else is to be done.
 
-        What it returns is to be delivered, and is not among what `take` returns.  None: it is not such a frame, nothing
-        was done, and `on_frames` has to look at it.
+        They are to be delivered, and are not among what `take` returns.  None: this is not so, and nothing was done;
+        `on_frames` has to look at the frame.
         """
-        resync = self._resync
-        room = self.room
-        if room.out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
-            return None
-        key, bytes_max = self._frame_key, self._frame_bytes_max
-        try:
-            header = None if key else frames.unpack_lone(frame, bytes_max)
-            if header is None:
-                header = frames.unpack(frame, bytes_max=bytes_max, key=key)
-                if header.kind != _DATA:
-                    return None
-                frames.check_count(frame, header)
-        except FrameError:
-            return None
-        _, _, guid, first, after, count, timestamp, topic, _, _ = header
-        publisher = self.publishers.get(guid)
+        publisher = self.publishers.get(header.guid)
         if publisher is None or publisher.is_suspect:
             return None
-        stream = publisher.streams.get(topic)
-        bytes_left = room.bytes_left - len(frame)
-        if stream is None or first != stream.next or stream.state is not _LIVE or bytes_left < 0:
+        stream = publisher.streams.get(header.topic)
+        first = header.first
+        if (
+            stream is None
+            or first != stream.next
+            or header.after != first - 1
+            or stream.state is not _LIVE
+            or stream.covered >= first
+            or self._resync.is_unsettled
+            or now - self._last_call > self._excused_after_s
+        ):
             return None
         self._last_call = publisher.last_heard = now
         publisher.is_heard = True
-        room.bytes_left = bytes_left
-        self.newest_timestamp = max(self.newest_timestamp, timestamp)
-        stream.head = first + count - 1
-        stream.head_stamp = timestamp
-        stream.next = first + count
+        count = header.count
+        stream.next = first = first + count
+        stream.head = first - 1
+        stream.head_stamp = stamp = header.timestamp
+        self.newest_timestamp = max(self.newest_timestamp, stamp)
         counters = self.counters
         counters.frames += 1
         counters.delivered += count
-        if after != first - 1:
-            counters.repair.skipped += first - 1 - after
-        return frame, header, 0
+        return stream
 
     def poll(self, now: float) -> None:
         """Time passed."""
@@ -296,7 +282,10 @@ class SubscriberCore:
             header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
             if header.kind == _DATA:
                 frames.check_count(frame, header)
-                self._on_data(frame, header, now, is_repair=False)
+                if self.accept_next(header, now) is not None:
+                    self.room.pass_on((frame, header, 0))
+                else:
+                    self._on_data(frame, header, now, is_repair=False)
             elif header.kind == Kind.REPLY:
                 self._on_reply(frame, header, now)
             elif header.kind == Kind.HELLO:

@@ -55,31 +55,6 @@ def patched(data: bytes, offset: int, new: bytes) -> bytes:
     return data[:offset] + new + data[offset + len(new) :]
 
 
-# -- frames of one event
-
-
-@given(
-    topic=topics, guid=guids, stamp=stamps, first=st.integers(0, SEQUENCE_MAX), gap=st.integers(-1, 3), key=keys,
-    value=values, position=st.integers(-200, 200), new=st.binary(max_size=3),
-    bytes_max=st.sampled_from([100, BYTES_MAX]),
-)  # fmt: skip
-def test_the_short_way_to_read_a_lone_event_says_what_the_long_one_says(
-    topic: str, guid: bytes, stamp: int, first: int, gap: int, key: bytes | None, value: Any, position: int,
-    new: bytes, bytes_max: int,
-) -> None:  # fmt: skip
-    """Or nothing, whatever was done to the frame."""
-    event = msgpack.packb(["port", "p1", "set", value, 5, 1])
-    packer = frame.DataPacker(guid, key)
-    sound = packer.pack_one(frame.topic_element(topic), event, first, max(first - 1 - gap, 0), stamp)
-    data = patched(sound, position % len(sound), new)
-    found = frame.unpack_lone(data, bytes_max)
-    if found is not None:
-        assert found == frame.unpack(data, bytes_max=bytes_max)
-        frame.check_count(data, found)
-    if data == sound and not key and gap >= 0 and 0 < first < SEQUENCE_MAX and len(data) <= bytes_max:
-        assert found is not None
-
-
 # -- round trips
 
 

@@ -8,8 +8,9 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.receiving.instream import InStreamState
+from pubsub_api.core.receiving.resync_requests import Reason
 from pubsub_api.core.topics import CONTROL_TOPIC
-from tests.unit.pubsub_api.core_rig import NO_REPAIR, SUBSCRIBER, Rig, guid_of
+from tests.unit.pubsub_api.core_rig import NO_REPAIR, SUBSCRIBER, Rig, guid_of, header_of
 
 # -- joining
 
@@ -364,40 +365,39 @@ def test_a_start_flag_needs_no_baseline() -> None:
 # -- the short way
 
 
-def test_a_lone_frame_goes_the_short_way_only_when_nothing_else_is_to_be_done() -> None:
+def test_a_frame_takes_the_short_way_only_when_nothing_else_is_to_be_done() -> None:
     rig = Rig()
     publisher = rig.publisher()
     rig.join()
     first, second, third, fourth = rig.publish(publisher, "a", 4)
-    hello = publisher.start(rig.now, rig.stamp)[0][1]
     rig.deliver(first)
 
-    def is_refused(frame: bytes) -> bool:
+    def is_refused(frame: bytes, now: float | None = None) -> bool:
         before = dataclasses.replace(rig.subscriber.counters)
-        outcome = rig.subscriber.on_lone_frame(frame, rig.now)
-        return outcome is None and rig.subscriber.counters == before
+        stream = rig.subscriber.accept_next(header_of(frame), now or rig.now)
+        return stream is None and rig.subscriber.counters == before
 
     assert is_refused(first), "it came before"
     assert is_refused(third), "one is missing"
-    assert is_refused(hello)
-    assert is_refused(b"garbage")
-    at = frames.unpack(second, bytes_max=2**20).body_start
-    assert is_refused(second[: at + 4] + b"\2" + second[at + 5 :]), "its body has more events than it states"
-    assert is_refused(second[:47] + b"\2" + second[48:]), "it states more events than its body has"
+    assert is_refused(frames.with_after(second, 0, None)), "its publisher says that a number was left out"
     assert is_refused(rig.publish(publisher, "b")[0]), "its stream is new"
+    assert is_refused(rig.publish(rig.publisher("stranger", is_heard=False), "a")[0]), "its publisher is new"
+    assert is_refused(second, rig.now + 3 * SUBSCRIBER.max_idle_time_s), "this process has stood still"
     rig.fill_queue()
     rig.deliver(*rig.publish(publisher, "c"))
     assert is_refused(second), "there is no room"
     rig.make_room(10_000)
-    rig.subscriber.room.bytes_left = len(second) - 1
-    assert is_refused(second), "there is not room enough"
-    rig.subscriber.room.bytes_left = len(second)
-    assert rig.subscriber.on_lone_frame(second, rig.now) == (second, frames.unpack(second, bytes_max=2**20), 0)
-    assert rig.subscriber.room.bytes_left == 0
+    rig.subscriber.ask_resync(Reason.HISTORY_REPLACED, rig.now)
+    assert is_refused(second), "a resync waits"
+    rig.run(0.0)
+    assert rig.reasons == ["initial", "history replaced"]
+    stream = rig.subscriber.accept_next(header_of(second), rig.now)
+    assert stream is rig.subscriber.publishers[publisher.guid].streams["a"]
     assert rig.subscriber.take() == ([], []), "what it returns is not delivered twice"
-    rig.subscriber.room.bytes_left = float("inf")
     rig.deliver(fourth)
     assert is_refused(third), "another one waits behind it"
     rig.deliver(third)
     assert rig.numbers("a") == [1, 3, 4]
     assert rig.subscriber.counters.delivered == 5
+    rig.run(SUBSCRIBER.silence_timeout_s + SUBSCRIBER.max_idle_time_s, hellos=False)
+    assert is_refused(rig.publish(publisher, "a")[0]), "its publisher was silent for long"

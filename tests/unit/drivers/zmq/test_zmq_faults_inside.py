@@ -40,8 +40,8 @@ def losses(listener: Listener) -> list[str]:
 
 def break_reading(links: SubscriberLinks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next time that there is something to read."""
-    broken = once(SubscriberLinks._read_burst, lambda found: found is links)
-    monkeypatch.setattr(SubscriberLinks, "_read_burst", broken)
+    broken = once(SubscriberLinks._pass_on_lent, lambda found: found is links)
+    monkeypatch.setattr(SubscriberLinks, "_pass_on_lent", broken)
 
 
 def break_command(links: SubscriberLinks, _monkeypatch: pytest.MonkeyPatch) -> None:
