@@ -283,12 +283,15 @@ class SegmentReader:
         offsets = self._open(segment).index.offsets
         first = max(0, bisect.bisect_right(offsets, start) - 1)
         for group in range(first, bisect.bisect_left(offsets, end)):
+            following = offsets[group + 1] if group + 1 < len(offsets) else segment.end
+            is_cut = offsets[group] < start or end < following
             # Offsets are read too, to cut: compaction may have removed some.
-            table = self._read_group(segment, group, [*wanted, *({"offset"} - set(wanted))])
-            places = table.column("offset").to_numpy()
-            low, high = (int(places.searchsorted(limit)) for limit in (start, end))
-            batches = table.slice(low, high - low).select(wanted).combine_chunks().to_batches()
-            yield batches, offsets[group + 1] if group + 1 < len(offsets) else segment.end
+            table = self._read_group(segment, group, [*wanted, *({"offset"} - set(wanted) if is_cut else ())])
+            if is_cut:
+                places = table.column("offset").to_numpy()
+                low, high = (int(places.searchsorted(limit)) for limit in (start, end))
+                table = table.slice(low, high - low)
+            yield table.select(wanted).combine_chunks().to_batches(), following
 
     def forget(self, segment: Segment) -> None:
         """Drop what is remembered of a file, because it is gone or another has its place."""
