@@ -51,12 +51,13 @@ def claim(
 ) -> bool:
     """Begin a transaction in a file that is ours, or still empty; False when it is to be filled.
 
+    Where nothing is to be written, another process may hold the lock, or the disk be full.
     ``what`` says what the file should be.  Raises InvalidConfig for another program's file, and sqlite3.Error.
     """
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise InvalidConfig(f"{path}: this file system cannot hold a write-ahead log (journal mode {mode!r})")
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("BEGIN" if is_ours(connection, application_id, version) else "BEGIN IMMEDIATE")
     (found_application,) = connection.execute("PRAGMA application_id").fetchone()
     (found_version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -65,3 +66,9 @@ def claim(
     if found_application != application_id and tables:
         raise InvalidConfig(f"{path} is the SQLite database of another program, not {what}")
     return bool(tables)
+
+
+def is_ours(connection: sqlite3.Connection, application_id: int, version: int) -> bool:
+    """Whether the file is complete, and of this release.  Only reads."""
+    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    return found == [application_id, version]

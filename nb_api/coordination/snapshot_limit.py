@@ -3,7 +3,11 @@
 There are so many *slots*, each an object in the database.  A cache that creates it holds it, and deletes it when done.
 A holder that dies leaves it behind: a slot whose version has not changed for the lease, as a waiting cache itself
 observes it, is taken over by compare-and-set (`pubsub_api.core.leases`).  Slots limit load and protect nothing, so a
-cache that gets none for a long time, or may not write, reads without.
+cache that gets none for a long time reads without.
+
+So it does when the database takes no writes: its disk is full, it is a standby, or this user may not write.  It has
+tried again after a pause by chance, so that caches which start together do not read together, and those of one process
+still take turns.
 """
 
 from __future__ import annotations
@@ -16,14 +20,14 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
-from nb_api.errors import DbError, DbUnavailable, VersionConflict
+from nb_api.errors import VersionConflict
 from pubsub_api.core.leases import LeaseProgress, LeaseWrites
-from pubsub_api.errors import HeliographError
+from pubsub_api.errors import Closed, HeliographError
 from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
@@ -60,7 +64,7 @@ class SnapshotLimitCounters:
     lost: int = 0
     """Slots that were taken over from this cache."""
     without: int = 0
-    """Snapshots read without a slot, because there was none for too long or the database took no write."""
+    """Snapshots read without a slot, because there was none for too long or the database took no writes."""
 
 
 class ProcessTurns:
@@ -134,7 +138,7 @@ class SnapshotLimit:
     def hold(self) -> Iterator[Callable[[], None]]:
         """Have a slot inside of the block.  Yields what is to be called now and then, to show progress.
 
-        Raises Closed and DbUnavailable.
+        Raises Closed, and DbError when the database cannot be read.
         """
         held = self._wait() if self._settings.count else None
         if held is None:
@@ -146,24 +150,32 @@ class SnapshotLimit:
             held.release()
 
     def _wait(self) -> _HeldSlot | None:
-        deadline = time.monotonic() + self._settings.wait_max_s
+        """None: go without.  Raises Closed, and DbError when the slots cannot be read."""
+        begun = time.monotonic()
+        unwritable_since: float | None = None
         # Twice the pause: a look that is a little late still counts in full.
         progress = LeaseProgress(gap_max_s=2 * self._look_interval_s)
         has_waited = False
         while True:
+            taken, looked_at = self._look(), time.monotonic()
+            progress.observe(taken, lease_clock())
             try:
-                held = self._try(progress)
+                held = self._take(taken, progress)
+                unwritable_since = None
             except REFUSED:
                 held = None  # another cache was faster
-            except DbUnavailable:
+            except Closed:
                 raise
-            except DbError as error:
-                self._go_without(f"they cannot be used: {error}")
-                return None
+            except HeliographError as error:
+                held = None
+                unwritable_since = looked_at if unwritable_since is None else unwritable_since
+                if time.monotonic() - unwritable_since >= self._look_interval_s:
+                    self._go_without(f"the database takes no writes: {error}")
+                    return None
             if held is not None:
                 self.counters.held += 1
                 return held
-            if time.monotonic() > deadline:
+            if time.monotonic() > begun + self._settings.wait_max_s:
                 self._go_without(f"none was free for {self._settings.wait_max_s} s")
                 return None
             self.counters.waits += not has_waited
@@ -172,13 +184,16 @@ class SnapshotLimit:
 
     def _go_without(self, why: str) -> None:
         self.counters.without += 1
-        LOG.warning("Snapshot limit: %s. Reading without one.", why)
+        LOG.warning("Snapshot limit: no slot can be had, %s. Reading without one.", why)
 
-    def _try(self, progress: LeaseProgress) -> _HeldSlot | None:
-        """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and DbError."""
+    def _look(self) -> dict[str, int]:
+        """The slots that are taken, with their versions."""
         with self._db.snapshot([TABLE]) as snapshot:
-            taken = {found.key: found.version for found in snapshot}
-        progress.observe(taken, lease_clock())
+            return {found.key: found.version for found in snapshot}
+
+    def _take(self, taken: Mapping[str, int], progress: LeaseProgress) -> _HeldSlot | None:
+        """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and what a write
+        raises."""
         numbers = [str(number) for number in range(self._settings.count)]
         free = [key for key in numbers if key not in taken]
         if free:

@@ -272,7 +272,7 @@ HELP: dict[str, dict[str, str]] = {
         "syncs.slots.lost": "Of a local cache: slots that were taken from this cache.",
         "syncs.slots.without": (
             "Of a local cache: snapshots read without a slot: none was free for too long, or the database took no "
-            "write."
+            "writes."
         ),
         "syncs.reasons": "Of a local cache: snapshots, reads of topics and deltas, by why they were made.",
         "verify.verifications": (

@@ -96,6 +96,21 @@ class PostgresServer(ServerProcess):
             return False
 
 
+class PostgresStandby(PostgresServer):
+    """Follows ``primary``, which is down for a moment while it is copied, and can only be read."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__(primary_conninfo=f"host=127.0.0.1 port={primary.port} user={_USER}")
+        self._primary = primary
+
+    def _prepare(self) -> None:
+        self._primary.kill()
+        subprocess.run(["cp", "-a", self._primary._data, self._data], check=True)
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+        (self._data / "standby.signal").touch()
+        self._primary.restart()
+
+
 class EtcdServer(ServerProcess):
     """An etcd of one member, with these flags on its command line."""
 

@@ -12,7 +12,7 @@ import msgspec
 
 from heliograph_drivers.db.etcd.http import EtcdClient, WatchBroken
 from heliograph_drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
-from heliograph_drivers.db.etcd.refusals import Compacted
+from heliograph_drivers.db.etcd.refusals import Compacted, StorageLimitReached
 from heliograph_drivers.db.etcd.watches import EtcdWatch, EtcdWatches
 from heliograph_drivers.db.etcd.wire.messages import KeyValue, RangeAnswer, TxnAnswer, found_in
 from nb_api.core import checks
@@ -222,11 +222,14 @@ class EtcdFeed:
         return changes
 
     def _at(self, wanted: Sequence[tuple[bytes, int]]) -> list[KeyValue | None]:
-        """Keys as of revisions, in one transaction.  Raises Compacted."""
-        operations: list[dict[str, Any]] = [
-            {"request_range": {"key": key, "revision": revision}} for key, revision in wanted
-        ]
-        return found_in(self._client.call("kv/txn", {"success": operations}, TxnAnswer, is_repeatable=True))
+        """Keys as of revisions, in one round trip.  Raises Compacted."""
+        ranges: list[dict[str, Any]] = [{"key": key, "revision": revision} for key, revision in wanted]
+        operations = [{"request_range": one} for one in ranges]
+        try:
+            return found_in(self._client.call("kv/txn", {"success": operations}, TxnAnswer, is_repeatable=True))
+        except StorageLimitReached:  # a range is never refused for that
+            found = [self._client.call("kv/range", one, RangeAnswer).kvs for one in ranges]
+            return [kvs[0] if kvs else None for kvs in found]
 
     def revision_as_of(self, store_revision: int) -> int:
         """The newest one when etcd was there, 0 when there was none.  Raises Compacted."""

@@ -24,6 +24,10 @@ class Compacted(DbUnavailable):
     """The revision asked for is no longer known.  Leaves the driver only when a compaction runs in between; retry."""
 
 
+class StorageLimitReached(LimitReached):
+    """The alarm NOSPACE: etcd takes no writes, and in some releases, such as 3.5.1, no transactions that only read."""
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """The body of an answer that is not 200."""
 
@@ -72,7 +76,9 @@ def refusal_error(refusal: Refusal, settings: EtcdSettings) -> Exception:
         return DbUnavailable(message)
     if refusal.code == _CODE_EXHAUSTED or (refusal.code == _CODE_INVALID_ARGUMENT and "too large" in text):
         if "space exceeded" in text:
-            message += ". Compact and defragment it, raise --quota-backend-bytes, and take the alarm NOSPACE back"
+            return StorageLimitReached(
+                f"{message}. Compact and defragment it, raise --quota-backend-bytes, and take the alarm NOSPACE back"
+            )
         return LimitReached(message)
     advice = _advice(refusal, settings)
     return InvalidConfig(f"{message}. {advice}") if advice else DbError(message)

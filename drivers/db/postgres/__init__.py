@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -51,6 +52,8 @@ from pubsub_api.errors import Closed
 
 _COMPACT_PORTION = 10_000
 """Rows that one transaction of `compact` removes: each is short, and interrupted work is not lost."""
+_STANDBY_LOOK_S = 0.1
+"""How often a standby, which notifies nobody, is asked for the newest revision."""
 _AGE_S_MAX = 3e9
 """More than any clock has seen, and still an interval."""
 
@@ -263,7 +266,7 @@ class PostgresDb(DbApi):
 
     def _listen(self, after_revision: int, deadline: float) -> bool:
         """The revision is read after LISTEN has taken effect, so no commit falls between the two."""
-        with self._listening() as connection:
+        with self._listening() as (connection, look_interval_s):
             while True:
                 connection.was_notified = False
                 if self._is_newer(_rows(connection, self._statements.revision)[0][0], after_revision):
@@ -271,13 +274,18 @@ class PostgresDb(DbApi):
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     return False
-                connection.await_notification(remaining_s)
+                connection.await_notification(min(remaining_s, look_interval_s))
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[PostgresConnection]:
+    def _listening(self) -> Iterator[tuple[PostgresConnection, float]]:
+        """A connection, and how soon to look although nothing was notified."""
         with self._pool.connection() as connection:
-            connection.listen(self._settings.channel)
-            yield connection
+            try:
+                connection.listen(self._settings.channel)
+            except psycopg.errors.ReadOnlySqlTransaction:  # a standby notifies nobody
+                yield connection, _STANDBY_LOOK_S
+                return
+            yield connection, math.inf
             connection.unlisten()  # not after an error: then the connection is given up
 
 

@@ -24,8 +24,10 @@ from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
 
-# Words in a refusal for which trying again later can help: no memory, no disk, a replica, a long script, starting up.
-_PASSING = ("OOM", "MISCONF", "READONLY", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED")
+# Words in a refusal of whatever writes: no memory, no disk, a replica, too few replicas.
+_NO_WRITES = ("OOM", "MISCONF", "READONLY", "NOREPLICAS")
+# Words in other refusals for which trying again later can help: a long script, starting up.
+_PASSING = ("BUSY", "LOADING", "MASTERDOWN", "UNBLOCKED")
 _CLASSES = {"tcp": redis.Connection, "tls": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
 
 
@@ -51,6 +53,12 @@ while at <= #ARGV do
 end
 return answers
 """)
+
+
+def takes_no_writes(error: redis.ResponseError) -> bool:
+    """Whether the server refuses, for now, all that may need memory or disk, and can still be read."""
+    refused = isinstance(error, (redis.exceptions.ReadOnlyError, redis.exceptions.OutOfMemoryError))
+    return refused or any(word in str(error) for word in _NO_WRITES)
 
 
 class RedisDbLink:
@@ -168,9 +176,7 @@ class Links:
         message = f"{self._settings.address}: {str(error) or type(error).__name__}"
         if isinstance(error, (redis.AuthenticationError, redis.exceptions.NoPermissionError)):
             return InvalidConfig(message)
-        is_refusal = isinstance(error, redis.ResponseError) and not isinstance(
-            error, (redis.exceptions.ReadOnlyError, redis.exceptions.OutOfMemoryError)
-        )
+        is_refusal = isinstance(error, redis.ResponseError) and not takes_no_writes(error)
         if is_refusal and not any(word in message for word in _PASSING):
             return DbError(message)
         return DbUnavailable(message)

@@ -176,14 +176,16 @@ return {revision, member}
 """
 )
 
-# ARGV: the snapshot, how long it is good for now, a range of names, how many.  Answers with the revision, names and
-# records in turn; nothing when the snapshot is forgotten.
+# ARGV: the snapshot, empty for one that the server was not told of, how long it is good for now, a range of names, how
+# many.  Answers with the revision, names and records in turn; nothing when the snapshot is forgotten.
 READ_SNAPSHOT = make_script(
     _PRELUDE
     + """
 local state, snapshots, objects, names = unpack(KEYS)
-if not redis.call('ZSCORE', snapshots, ARGV[1]) then return false end
-redis.call('ZADD', snapshots, seconds(ARGV[2]), ARGV[1])
+if ARGV[1] ~= '' then
+    if not redis.call('ZSCORE', snapshots, ARGV[1]) then return false end
+    redis.call('ZADD', snapshots, seconds(ARGV[2]), ARGV[1])
+end
 local answer = {redis.call('HGET', state, 'revision') or '0'}
 for _, name in ipairs(redis.call('ZRANGEBYLEX', names, ARGV[3], ARGV[4], 'LIMIT', 0, ARGV[5])) do
     answer[#answer + 1] = name

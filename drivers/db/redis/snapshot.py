@@ -8,6 +8,9 @@ when it was overwritten after its portion was read, and is missing when it was o
 
 All open snapshots share one undo, so a write costs the same however many there are.  A reader that does not come back
 for ``SNAPSHOT_IDLE_TIMEOUT_S`` is forgotten by the next write, and the undo goes with the last reader.
+
+A server that takes no writes, because it is out of memory or of disk or is a replica, cannot be told that a snapshot
+begins.  What is read there is one moment as long as nothing is written, which every portion tells.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import redis
+
 from heliograph_drivers.db.redis import scripts
 from heliograph_drivers.db.redis.config import RedisDbSettings
 from heliograph_drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
-from heliograph_drivers.db.redis.link import Links, RedisDbLink, Script
+from heliograph_drivers.db.redis.link import Links, RedisDbLink, Script, takes_no_writes
 from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -48,10 +53,20 @@ class RedisSnapshot(Snapshot):
         """The names up to ``_bounds[i]``, and above those of the portion before, were read as of ``_as_of[i]``."""
         with links.link() as link:
             self._run = link.run
-            revision, self._member = link.run_script(
+            self._revision, self._member = self._begin(link)
+
+    def _begin(self, link: RedisDbLink) -> tuple[int, bytes]:
+        """The revision, and the name under which the server knows the snapshot, empty when it takes no writes."""
+        keys = self._keys
+        try:
+            revision, member = link.run_script(
                 scripts.BEGIN_SNAPSHOT, (keys.state, keys.snapshots, keys.undo), (os.urandom(8).hex(), self._lease_s)
             )
-        self._revision = int(revision)
+        except redis.ResponseError as error:
+            if not takes_no_writes(error):
+                raise
+            revision, member = link.call("HGET", keys.state, "revision") or 0, b""
+        return int(revision), member
 
     @property
     def revision(self) -> int:
@@ -69,6 +84,8 @@ class RedisSnapshot(Snapshot):
         if self._is_closed:
             return
         self._is_closed = True
+        if not self._member:
+            return
         with contextlib.suppress(HeliographError):  # it is forgotten in any case, only later
             self._links.run_script(scripts.END_SNAPSHOT, (self._keys.snapshots, self._keys.undo), self._member)
 
@@ -85,6 +102,8 @@ class RedisSnapshot(Snapshot):
                 scripts.READ_SNAPSHOT, (keys.state, keys.snapshots, keys.objects, keys.names),
                 self._member, self._lease_s, b"(" + low, b"(" + high, self._portion,
             )  # fmt: skip
+            if not self._member and int(answer[0]) != self._revision:
+                raise DbUnavailable("objects were written while they were read without an undo; take another snapshot")
             names, records = answer[1::2], answer[2::2]
             low = names[-1] if len(names) == self._portion else high
             self._bounds.append(low)

@@ -8,6 +8,7 @@ There is no notification between processes: `wait` looks, more and more seldom, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 import threading
@@ -273,7 +274,8 @@ class SqliteDb(DbApi):
         rows, is_unsettled, newest = self._run(read)
         self._age.looked(older_than_s, now, newest)
         if is_unsettled:
-            self._write(outbox.settle)
+            with contextlib.suppress(DbUnavailable):  # it only spares later readers something
+                self._write(outbox.settle)
         return [_change(row) for row in rows]
 
     def mark_published(self, revisions: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.sqlite import records
+from heliograph_drivers.sqlite_common import files
 from heliograph_drivers.sqlite_common.files import claim
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
@@ -86,9 +87,7 @@ def read_log(connection: sqlite3.Connection) -> LogFileHeader:
 
 def is_ours(connection: sqlite3.Connection) -> bool:
     """Whether the file is a complete log of this release.  Only reads."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return (application_id, version) == (_APPLICATION_ID, _SCHEMA_VERSION)
+    return files.is_ours(connection, _APPLICATION_ID, _SCHEMA_VERSION)
 
 
 def add_shards(connection: sqlite3.Connection, found: ShardMap, shards: int) -> ShardMap | None:
