@@ -19,6 +19,7 @@ from nb_api.api import NbApi
 from nb_api.cache.index import CacheIndexes, Index
 from nb_api.cache.reading.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.cache.reading.history_marks import HistoryMarks
+from nb_api.cache.reading.live_changes import LiveChanges
 from nb_api.cache.reading.sync import CacheSync, log_resynced
 from nb_api.cache.reading.sync_requests import SyncRequests
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
@@ -104,6 +105,7 @@ class LocalCache(WholeCache, VerifiedCopy):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source
         self._marks = HistoryMarks(options.verify_interval)
+        self._live = LiveChanges(self._core, self._indexes, self._marks)
         self._sync = CacheSync(nb, self._core, self, self._marks, tables=self._tables, source=resync_source)
         self._source: ChangeSource
         if nb.session is not None:
@@ -287,25 +289,20 @@ class LocalCache(WholeCache, VerifiedCopy):
         return self._core.position
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """In the thread that received them, from which the callback is called as well.
-
-        This runs for every frame there is, and most have one change: so it is written out and not put together.
-        """
-        core = self._core
+        """In the thread that received them, from which the callback is called as well."""
         try:
             with self._turn:
                 if self._is_closed:
                     return
                 now = time.monotonic()
-                core.heard = [] if self._marks.has_room(len(events)) else None
-                differences = self._indexes.apply(events)
-                self._marks.heard(core.newest, (core.late, core.peak, *(core.heard or ())), now)
-                core.late = core.peak = 0
-                core.heard = None
-                self._after_change(differences, now)
+                changes = self._live.apply(events, now)
+                if self.waits.waiting:
+                    self.waits.on_change()
+                if changes:
+                    self._pass_on(changes, now)
         except Closed:
             return
-        if core.wants_resync:
+        if self._core.wants_resync:
             self.need_delta("forgotten tombstones")
 
     def on_feed(self, changes: Sequence[Change]) -> None:
@@ -365,8 +362,9 @@ class LocalCache(WholeCache, VerifiedCopy):
         """In turn."""
         is_sooner = True
         try:
-            more = self._source.has_more()
-            is_sooner = self._subscriptions.pass_on(changes, self._core.position, now, more_follows=more)
+            is_sooner = self._subscriptions.pass_on(
+                changes, self._core.position, now, more_follows=self._source.has_more()
+            )
         finally:
             if is_sooner:
                 self._source.wake()  # the thread has to come back to it

@@ -58,12 +58,12 @@ class Dispatcher:
         self.on_frames = on_frames
         self._on_resync = on_resync
         self._gate = gate
-        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._reading: Iterator[Item] | None = None
         """What is left of the batch that a user reads, which counts in the queue until it was read."""
         self._size = 0
         """Of that batch."""
-        self._left = 0
+        self.left = 0
         """Items that are left of a batch."""
         self.received = self.callback_errors = 0
         self.delay_seconds = DurationCounter()
@@ -77,19 +77,15 @@ class Dispatcher:
 
     def put(self, items: Sequence[Item] | None) -> None:
         """Queue a batch; None ends iterations."""
-        self._queue.put(items)
+        self.queue.put(items)
         if self.task is not None:
             self.task.wake()
-
-    def has_more(self) -> bool:
-        """Whether more waits, asked from within a callback."""
-        return self._left > 0 or not self._queue.empty()
 
     def _call_with_all(self) -> float:
         """The work of the shared thread: what waits."""
         while True:
             try:
-                items = self._queue.get_nowait()
+                items = self.queue.get_nowait()
             except queue.Empty:
                 return math.inf
             if items is not None:
@@ -152,11 +148,11 @@ class Dispatcher:
         while True:
             if self._reading is None:
                 try:
-                    items = self._queue.get(timeout=timeout_s)
+                    items = self.queue.get(timeout=timeout_s)
                 except queue.Empty:
                     return []
                 if items is None:
-                    self._queue.put(None)
+                    self.queue.put(None)
                     return None
                 self._reading, self._size = iter(items), size_of(items)
             for events in self._events_of(self._reading):
@@ -166,11 +162,11 @@ class Dispatcher:
 
     def _events_of(self, items: Sequence[Item] | Iterator[Item]) -> Iterator[list[Event]]:
         """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
-        self._left = operator.length_hint(items)
+        self.left = operator.length_hint(items)
         for item in items:
             if self.is_closed:
                 return
-            self._left -= 1
+            self.left -= 1
             if isinstance(item, tuple):
                 if events := self.decode(item):
                     yield events

@@ -437,7 +437,8 @@ class Subscriber(Closeable):
 
     def has_more(self) -> bool:
         """Asked from within ``on_events``: whether more waits, which is usually further events."""
-        return self._dispatcher.has_more()
+        dispatcher = self._dispatcher
+        return dispatcher.left > 0 or not dispatcher.queue.empty()
 
     def statistics(self) -> SubscriberStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own

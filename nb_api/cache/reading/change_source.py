@@ -65,6 +65,8 @@ class ChangeSource(abc.ABC):
 
     def __init__(self) -> None:
         self._awake = threading.Event()
+        self.has_more: Callable[[], bool] = lambda: False
+        """Asked while the listener is called: whether further news is there already, and follows at once."""
 
     @abc.abstractmethod
     def start(self, topics: Sequence[str]) -> None:
@@ -93,10 +95,6 @@ class ChangeSource(abc.ABC):
     @property
     def is_joining(self) -> bool:
         """A filter was added and is not in effect yet."""
-        return False
-
-    def has_more(self) -> bool:
-        """Asked while the listener is called: further news is there already, and follows at once."""
         return False
 
     def unheard(self) -> str:
@@ -271,9 +269,6 @@ class BusSource(ChangeSource):
     def is_joining(self) -> bool:
         return bool(self._waiting) and not self._is_away
 
-    def has_more(self) -> bool:
-        return self._subscriber is not None and self._subscriber.has_more()
-
     def unheard(self) -> str:
         statistics = self.statistics()
         if statistics is None:
@@ -289,6 +284,7 @@ class BusSource(ChangeSource):
         self._subscriber = self._session.subscriber(
             topics, on_events=self._listener.on_events, on_resync=self._on_resync, addresses=self._addresses
         )
+        self.has_more = self._subscriber.has_more
         if self._db is not None:
             self._directory = Directory(self._db, self._subscriber).start()
 

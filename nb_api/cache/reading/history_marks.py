@@ -15,6 +15,7 @@ all that it had heard of the lost one, or in the same interval something else co
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 
 from nb_api.revisions import HistoryCheck
@@ -52,22 +53,32 @@ class HistoryMarks:
         """When that interval does."""
         self._kept = 0
         """About how many versions that are."""
+        self._told = 0
+        """The highest version that was heard and told, or proved."""
+        self.silent_until = -math.inf
+        """Until then `heard` need not be called for changes that come in order: the next call tells of them."""
 
     def has_room(self, count: int) -> bool:
         """Whether so many further versions can be kept."""
         return self._kept + count <= _HEARD_MAX
 
-    def heard(self, newest: int, others: tuple[int, ...], now: float) -> None:
-        """``newest`` is the highest version so far; of ``others`` the first two are the one that came furthest behind a
-        higher one and that, or 0."""
+    def heard(self, before: int, newest: int, others: tuple[int, ...], now: float) -> None:
+        """``newest`` is the highest version so far, and ``before`` was it before; of ``others`` the first two are the
+        one that came furthest behind a higher one and that, or 0."""
         with self._lock:
+            interval = int(now / self._interval_s)
             last = self._last
+            if before > self._told:  # it was heard in silence
+                if last is None:
+                    self._heard.append(_Heard(interval, before, (0, 0)))
+                else:
+                    last.newest = before
+            self._told = newest
             if last is not None and now < self._ends and len(others) == 2:
                 last.newest = newest
                 if others[1] and _distance(others) >= _distance(last.others):
                     last.others = others
                 return
-            interval = int(now / self._interval_s)
             last = _Heard(interval, newest, others)
             self._heard.append(last)
             self._last = last if len(others) == 2 else None
@@ -75,6 +86,7 @@ class HistoryMarks:
             self._kept += len(others) - 1
             if self._kept > _HEARD_MAX + _INTERVALS:
                 self._thin_out()
+            self.silent_until = -math.inf if self._last is None or self.has_room(1) else self._ends
 
     def _thin_out(self) -> None:
         width, intervals = 1, self._in_intervals(1)
@@ -115,7 +127,9 @@ class HistoryMarks:
             known = frozenset((0, *asked))
             self._heard = [one for one in self._heard if not known.issuperset((one.newest, *one.others))]
             self._last = None
+            self.silent_until = -math.inf
             self._kept = sum(len(one.others) - 1 for one in self._heard)
+            self._told = max([self._told, *asked])
             self._anchor = newest
 
     def forget(self) -> None:
@@ -123,5 +137,5 @@ class HistoryMarks:
         with self._lock:
             self._heard.clear()
             self._last = None
-            self._kept = 0
-            self._anchor = 0
+            self.silent_until = -math.inf
+            self._kept = self._told = self._anchor = 0

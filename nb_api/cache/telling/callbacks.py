@@ -47,6 +47,8 @@ class CallbackQueue:
         self._wants_changed = wants_changed
         self._waiting: list[CacheChange] = []
         self._is_calling = False
+        self.is_idle = True
+        """Nothing waits, and the callback has returned: it can be told what comes next."""
         self.is_overrun = False
         self.is_primed = True
         """It has taken the objects that were there when it came."""
@@ -71,6 +73,7 @@ class CallbackQueue:
         """Begin with these, the objects that are there; they do not count as changes that were not taken in time."""
         self._size_max += len(changes)
         self._waiting = list(changes)
+        self.is_idle = False
         self._deadline = now
         self.is_primed = not changes
 
@@ -79,11 +82,25 @@ class CallbackQueue:
         if self.is_overrun:
             return
         self._waiting += changes
+        self.is_idle = False
         if len(self._waiting) > max(self._size_max, PORTION):
             self._waiting = [Resynced("overrun", "the callback did not take the changes", revision)]
             self.is_overrun = True
             self.overruns += 1
             self._wants_changed()
+
+    def tell(self, changes: Sequence[CacheChange], now: float) -> bool:
+        """The ordinary case of `add` and `call`: it `is_idle`, and nothing is to be waited for.  Returns as `call`."""
+        self.is_idle, self._is_calling = False, True
+        try:
+            self._on_changes(changes)
+        except BaseException as error:  # noqa: BLE001  shown and counted there
+            self._is_calling = False
+            self._raised(changes, error, now)
+            return True
+        self._is_calling = False
+        self.is_idle = not (self._waiting or self._is_closed)
+        return self.call(now) if self._waiting else False
 
     def call(self, now: float, *, more_follows: bool = False) -> bool:
         """Call back with what waits, unless it is too early; what the callback itself changes follows after it.
@@ -106,6 +123,7 @@ class CallbackQueue:
             return False
         finally:
             self._is_calling = False
+            self.is_idle = not (self._waiting or self._is_closed)
 
     def _call(self, now: float) -> bool:
         """False when it raised."""
@@ -113,14 +131,8 @@ class CallbackQueue:
         batch, self._waiting = self._waiting, []
         try:
             self._on_changes(batch)
-        except BaseException as error:
-            self.errors += 1
-            self._waiting = batch + self._waiting
-            pause_s = self._backoff.next_s()
-            self._not_before = self._deadline = now + pause_s
-            LOG.exception("LocalCache: the callback raised; it is called again in %.1f s.", pause_s)
-            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-                raise  # the user's own thread, in which such an exception means more than that it was raised
+        except BaseException as error:  # noqa: BLE001  shown and counted there
+            self._raised(batch, error, now)
             return False
         if self._not_before > -math.inf:
             self._backoff.reset()
@@ -131,6 +143,17 @@ class CallbackQueue:
             self._wants_changed()
         return True
 
+    def _raised(self, batch: Sequence[CacheChange], error: BaseException, now: float) -> None:
+        """It will be called again with these."""
+        self.errors += 1
+        self._waiting = [*batch, *self._waiting]
+        pause_s = self._backoff.next_s()
+        self._not_before = self._deadline = now + pause_s
+        LOG.error("LocalCache: the callback raised; it is called again in %.1f s.", pause_s, exc_info=error)
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise error  # the user's own thread, in which such an exception means more than that it was raised
+
     def close(self) -> None:
         """Call back no more."""
         self._is_closed = True
+        self.is_idle = False

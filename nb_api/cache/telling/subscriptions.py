@@ -93,6 +93,11 @@ class Subscription(Closeable):
     # -- for the cache
 
     @property
+    def is_of_all(self) -> bool:
+        """It is told of everything as it is."""
+        return self._tables is None and self.present is None
+
+    @property
     def queue(self) -> CallbackQueue | ChangeQueue:
         return self._queue
 
@@ -142,6 +147,8 @@ class Subscriptions:
         self._is_complete = is_complete
         self._all: tuple[Subscription, ...] = ()
         self._callbacks: tuple[CallbackQueue, ...] = ()
+        self._only: CallbackQueue | None = None
+        """The only consumer, when it is called back with everything."""
         self._gone_overruns = self._gone_errors = 0
 
     def __len__(self) -> int:
@@ -178,6 +185,8 @@ class Subscriptions:
         self._all = subscriptions
         queues = [one.queue for one in subscriptions]
         self._callbacks = tuple(queue for queue in queues if isinstance(queue, CallbackQueue))
+        is_only = len(subscriptions) == len(self._callbacks) == 1 and subscriptions[0].is_of_all
+        self._only = self._callbacks[0] if is_only else None
         self.wants_changed()
 
     def wants_changed(self) -> None:
@@ -191,6 +200,9 @@ class Subscriptions:
 
     def pass_on(self, changes: Sequence[CacheChange], revision: int, now: float, *, more_follows: bool) -> bool:
         """Returns whether `due` has become sooner."""
+        only = self._only
+        if only is not None and only.is_idle and not more_follows:
+            return only.tell(changes, now)
         for one in self._all:
             one.add(changes, revision)
         is_sooner = False

@@ -73,6 +73,7 @@ class CacheCore:
 
     def want_differences(self, is_wanted: bool) -> None:
         """Whether differences are built and returned; they are counted in any case."""
+        self._objects.plain.clear()
         self._objects.wants_differences = is_wanted
 
     # -- reading; safe at any time from any thread
@@ -120,6 +121,24 @@ class CacheCore:
         return [entry.named(table, key) for key, entry in held if filters is None or filters.match(entry.topic)]
 
     # -- news
+
+    def update(self, event: Event) -> Updated | None:
+        """The ordinary case of `apply`: an object that is held has a version that is higher than all others.
+
+        None: this is not so, or more is to be done than to hold it, and nothing was done.
+        """
+        objects, table, key, version = self._objects, event.table, event.key, event.version
+        entries = objects.plain.get(table)
+        if entries is None or version <= self.newest:
+            return None
+        held = entries.get(key)
+        if held is None or version <= held.version or event.topic != held.topic or event.action == "delete":
+            return None
+        self.newest = version
+        entries[key] = entry = CachedObject(version, held.topic, event.value)
+        objects.totals[table] += version - held.version
+        objects.counters.updated += 1
+        return Updated(table, key, entry, held)
 
     def apply(self, events: Iterable[Event]) -> list[Difference]:
         """Live events, from any number of publishers, in any order."""
@@ -200,6 +219,8 @@ class CacheCore:
                 merge.heard(event.table, key, entry)
         counters.updated += updated
         self.newest = newest
+        if entries is not None and merge is None:
+            objects.note_plain(event.table)
         if len(objects.tombstones) > self._tombstones_max:
             self._limit_tombstones()
         return out
@@ -278,6 +299,7 @@ class CacheCore:
 
     def begin_journal(self) -> ChangeJournal:
         """Note every change from now on, until `end_journal`."""
+        self._objects.plain.clear()
         journal = self._objects.journal = ChangeJournal(self.digests())
         return journal
 
@@ -331,6 +353,7 @@ class CacheCore:
             self.position = self._doubtful_up_to = self._newest_base = 0
             self.newest = revision
         self._break_journal("objects are being read")
+        self._objects.plain.clear()
         self._merge = SnapshotMerge(self._objects, revision, tuple(scope), replaces=replaces, ended=self._merged)
         return self._merge
 

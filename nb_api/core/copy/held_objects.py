@@ -66,6 +66,9 @@ class HeldObjects:
             if isinstance(tables, Mapping)
             else {}
         )
+        self.plain: dict[str, dict[str, CachedObject]] = {}
+        """Of ``tables`` those in which a newer version takes the place of an older one, and nothing else is to be done.
+        Cleared when that may have changed."""
         self.indexes: dict[str, TableIndexes] = {}
         """Of the tables that have any."""
         self.totals: dict[str, int] = {}
@@ -90,7 +93,13 @@ class HeldObjects:
         """What the objects of a table must have to be selected; empty when all are."""
         return self._where_of.get(table, self._where)
 
+    def note_plain(self, table: str) -> None:
+        """If it is so."""
+        if self.journal is None and self.wants_differences and table not in self.indexes and not self.where_of(table):
+            self.plain[table] = self.tables[table]
+
     def add_index(self, index: IndexData) -> None:
+        self.plain.clear()
         indexes = self.indexes.get(index.table) or TableIndexes()
         indexes.add(index, self.tables.get(index.table, {}))
         self.indexes[index.table] = indexes
