@@ -103,8 +103,7 @@ class Dispatcher:
     def tell(self, events: list[Event], began: float, wall_ns: int) -> float:
         """Call the user, at this time by either clock.  Returns when that has ended.  Never raises."""
         assert self.on_events is not None
-        if (published := events[-1].timestamp) > 0:  # what comes without an envelope has none
-            self.delay_seconds.add((wall_ns - published) * 1e-9 if wall_ns > published else 0.0)
+        published = events[-1].timestamp
         try:
             self.on_events(events)
         except BaseException:  # on this thread no exception means more than that it was raised
@@ -112,6 +111,8 @@ class Dispatcher:
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
         ended = time.monotonic()
         self.callback_seconds.add(ended - began)
+        if published > 0:  # what comes without an envelope has none
+            self.delay_seconds.add((wall_ns - published) * 1e-9 if wall_ns > published else 0.0)
         return ended
 
     def _hand_over_all(self, items: Sequence[Item]) -> None:

@@ -95,13 +95,13 @@ class InlineDispatch:
     """At most one loan at a time.  Its owner calls everything under ``lock``, except where it says otherwise."""
 
     __slots__ = (
-        "_average_s", "_borrower", "_is_watched", "_lent_at", "_log", "_not_before", "_relieve", "calling", "lock",
+        "_average_s", "_is_watched", "_lent_at", "_log", "_not_before", "_relieve", "calling", "lock",
         "relieved",
     )  # fmt: skip
 
     def __init__(self, lock: threading.Lock) -> None:
         self.lock = lock
-        self.calling = threading.Lock()
+        self.calling = threading.RLock()
         """Held by the thread that calls the user.  The dispatcher takes it without the owner's lock."""
         self.relieved = 0
         """How many threads were replaced."""
@@ -109,17 +109,15 @@ class InlineDispatch:
         self._lent_at = float("-inf")
         self._not_before = float("-inf")
         self._average_s = 0.0
-        self._borrower = 0
         self._is_watched = False
         self._log = RateLimitedLog(LOG, level=logging.ERROR)
 
     def begin(self, relieve: Relieve, now: float) -> bool:
         """Borrow the present thread to call the user; False when that cannot be now."""
-        if now < self._not_before or not self.calling.acquire(False):
+        if now < self._not_before or self._relieve is not None or not self.calling.acquire(False):
             return False
         self._relieve = relieve
         self._lent_at = now
-        self._borrower = threading.get_ident()
         if not self._is_watched:
             self._is_watched = LOANS.add(self, now)
         return True
@@ -133,7 +131,6 @@ class InlineDispatch:
             self._average_s = min(average_s, 2 * MOMENT_S)  # so that one that has become brief is soon known to be
             self._not_before = max(self._not_before, now + MOMENT_PAUSE_S)
         self._relieve = None
-        self._borrower = 0
         self.calling.release()
         return is_relieved
 
@@ -157,4 +154,4 @@ class InlineDispatch:
     @property
     def is_borrower(self) -> bool:
         """Whether the present thread is the one that is lent.  May be asked without the owner's lock."""
-        return self._borrower == threading.get_ident()
+        return bool(self.calling._is_owned())  # type: ignore[attr-defined]  # as `threading.Condition` asks it
