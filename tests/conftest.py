@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import collecting, distribution, hang_limit, made_once
+from tests.helpers import compiling, distribution, hang_limit, made_once
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -31,14 +31,11 @@ for _name, _value in _PATIENCE.items():
 
 # A loaded machine must not fail a property test: how long one example takes says nothing about correctness.  And two
 # runs try the same examples, so that a change fails because of what it changes; others are tried by
-# ``--hypothesis-profile exploring``.  Constants of the product are not among them: Hypothesis would take those of all
-# modules that happen to be imported.
+# ``--hypothesis-profile exploring``.
 _exploring = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("exploring", _exploring)
 hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
-if hasattr(hypothesis.internal.conjecture.providers, "_get_local_constants"):
-    hypothesis.internal.conjecture.providers._get_local_constants = hypothesis.internal.conjecture.providers.Constants
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,8 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     time, in every process."""
     hang_limit.install(config)
     made_once.begin(config)
-    collecting.install(config)
     gc.disable()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A fresh checkout is compiled by all processes together."""
+    compiling.import_own_files(session.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

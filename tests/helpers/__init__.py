@@ -21,5 +21,5 @@ Code and pages as data
     ``code_map``: modules, names and threads, and the pages made of them; ``source_trees``; ``documents``: the pages;
     ``metric_help`` and ``statistic_fields``: statistics; ``deployment``: files of ``etc``.
 The run of the tests itself
-    ``distribution`` over processes, ``collecting``, ``hang_limit``, ``made_once``.
+    ``distribution`` over processes, ``compiling``, ``hang_limit``, ``made_once``.
 """

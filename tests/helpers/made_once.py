@@ -21,21 +21,17 @@ _VARIABLE = "HELIOGRAPH_TESTS_MADE_ONCE"
 def begin(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
-    made = tempfile.mkdtemp(prefix="heliograph-made-once-")
-    os.environ[_VARIABLE] = made
-    config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
-
-
-def directory() -> pathlib.Path:
-    """What all processes of the run share."""
-    return pathlib.Path(os.environ[_VARIABLE])
+    directory = tempfile.mkdtemp(prefix="heliograph-made-once-")
+    os.environ[_VARIABLE] = directory
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def made_once(name: str, make: Callable[[], pathlib.Path]) -> pathlib.Path:
     """The directory that ``make`` returned, the first time that anybody asked for this name.  It is moved to where all
     processes find it; others wait meanwhile."""
-    kept = directory() / name
-    with (directory() / f"{name}.lock").open("w") as lock:
+    directory = pathlib.Path(os.environ[_VARIABLE])
+    kept = directory / name
+    with (directory / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             shutil.move(make(), kept)
