@@ -75,25 +75,29 @@ def encode_lost(ranges: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{first}-{end}" for first, end in ranges)
 
 
+class SegmentEnding(NamedTuple):
+    """What is known of a segment when all of it is written."""
+
+    end: int
+    lost: str = ""
+    """As in `Segment`, and the next one too."""
+    dropped: tuple[DroppedRange, ...] = ()
+
+
 def write_segment(
     store: SegmentStore,
     maker: tuple[str, int],
     shard: int,
     first: int,
     portions: Iterable[pyarrow.RecordBatch],
-    *,
-    end: Callable[[], int] | None = None,
-    lost: Callable[[], str] = lambda: "",
-    dropped: Callable[[], tuple[DroppedRange, ...]] = tuple,
+    ending: Callable[[], SegmentEnding],
 ) -> Segment:
     """Write a segment and stage it (`SegmentStore.stage`).  Until it is published only readers that find it in the
     manifest look at it.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
-    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
-    their last row, or where it begins when there is none; ``lost()`` is what was given up in it, and ``dropped()`` what
-    retention has removed from it.  They are asked when all are written.  Raises LogError when there is no room for it,
-    LogUnavailable.
+    segment, in order, each beginning with a frame; each becomes a row group.  ``ending`` is asked when all are written.
+    Raises LogError when there is no room for it, LogUnavailable.
     """
     summary = _Summary(*maker, shard, first)
     index = summary.index
@@ -103,8 +107,7 @@ def write_segment(
                 for batch in portions:
                     summary.add(batch)
                     writer.write_batch(batch, row_group_size=batch.num_rows)
-                index.end = index.end if end is None else end()
-                index.lost, index.dropped = lost(), dropped()
+                index.end, index.lost, index.dropped = ending()
                 # As text: the format allows nothing else there, and Polars insists on it.
                 writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
             size, sha256 = path.stat().st_size, digest(path)
@@ -152,7 +155,6 @@ class _Summary:
             batch.column("timestamp"), self.timestamp_min, self.timestamp_max
         )
         self.rows += batch.num_rows
-        self.index.end = batch.column("offset")[-1].as_py() + 1
 
     @staticmethod
     def _widen(column: Any, low: int, high: int) -> tuple[int, int]:
