@@ -17,8 +17,8 @@ import enum
 
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.leases import LeaseWrites
+from shared_subscriptions.core import coding
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
 
@@ -41,7 +41,7 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     """What messages to and from it are signed with."""
     beat: int = 0
     is_vacant: bool = False
-    """The leader has resigned: anybody may claim the record at once."""
+    """The leader has resigned: any process may claim the record at once."""
     leases: tuple[str, ...] = ()
     """Borrowers that hold leases of a leader that resigned."""
     incarnation: str = ""
@@ -76,20 +76,8 @@ class Claim:
     """With it, delete the record of that name if it still has that version."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(LeaderRecord).decode
-
-
-def encode(record: LeaderRecord) -> bytes:
-    return _encode(record)
-
-
-def decode(value: bytes) -> LeaderRecord:
-    """Raises UndecodableBody."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a leader's record cannot be decoded: {error}") from error
+encode = coding.encode
+decode = coding.decoder(LeaderRecord, "a leader's record")
 
 
 class Candidate:
