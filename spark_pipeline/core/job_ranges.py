@@ -1,7 +1,7 @@
 """How the jobs of a group share its events: which job has taken which ranges of which shard.  Pure values, no I/O.
 
 Theory of operation.  The group has one record in its log.  It says, per shard, up to where events have been taken by
-anybody, and per job what it has taken and not finished.  A job *takes a turn*: one write, compared and set, moves the
+any job, and per job what it has taken and not finished.  A job *takes a turn*: one write, compared and set, moves the
 shards on and notes the ranges under the job's name, so no event can be taken twice and none is skipped.  Spark writes
 the turn, ranges and all, into the job's checkpoint.  Whatever dies afterwards, the checkpoint says what the batch is
 made of, and when it died before, the record still has the turn and offers it again.
@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
+from shared_subscriptions.core import coding
 from spark_pipeline.core.ranges import LogRange, Offsets, advance
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 
@@ -253,20 +253,8 @@ def _with_job(shares: JobRanges, name: str, job: Job) -> JobRanges:
 
 # -- how they are kept
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(JobRanges).decode
-
-
-def encode(shares: JobRanges) -> bytes:
-    return _encode(shares)
-
-
-def decode(value: bytes) -> JobRanges:
-    """Raises UndecodableBody."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"the record of a group's jobs cannot be decoded: {error}") from error
+encode = coding.encode
+decode = coding.decoder(JobRanges, "the record of a group's jobs")
 
 
 def place_to_json(place: QueryPlace) -> dict[str, object]:
