@@ -19,9 +19,6 @@ import durable_log
 from bench import events
 from bench.consumers import GROUP
 from bench.workers import Worker, WorkerFailed
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 
 OPTIONS = {"member_lease": 2.0}
 TOPICS = 32
@@ -61,17 +58,10 @@ class Pulse:
     def beat(self) -> None:
         self._number += 1
         now = time.monotonic_ns()
-        made = []
-        for number in range(TOPICS):
-            topic = events.topic(number)
-            event = events.event(now, topic)
-            body = pack_body([encode_event(event, 1)])
-            made.append(
-                frames.pack(
-                    Kind.DATA, self._guid, topic, body, first=self._number, after=self._number - 1, count=1, timestamp=1
-                )
-            )
-        self._log.append(made)
+        topics = [events.topic(number) for number in range(TOPICS)]
+        self._log.append(
+            [events.frame(self._guid, topic, [events.event(now, topic)], self._number) for topic in topics]
+        )
 
 
 def stalled_s(url: str, *, kills_leader: bool) -> float:

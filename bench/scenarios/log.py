@@ -22,9 +22,6 @@ from bench.targets import check
 from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 
 FRAME_EVENTS = 64
 COMMIT_FRAMES = 64
@@ -113,9 +110,7 @@ def make_frames(count: int, *, keys: int = 0) -> list[bytes]:
         batch = [events.event(first + i, topic) for i in range(FRAME_EVENTS)]
         for number, event in enumerate(batch if keys else (), first):
             event.key = f"{number % keys:036x}"
-        encoded = [encode_event(event, time.time_ns()) for event in batch]
-        body = pack_body(encoded)
-        made.append(frames.pack(Kind.DATA, GUID, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
+        made.append(events.frame(GUID, topic, batch, first))
     return made
 
 
