@@ -135,7 +135,7 @@ class SegmentCompactor:
 
     def _has_older(self, shard: int) -> bool:
         """Whether a shard from which this one has taken topics over may still have events of their objects: then a
-        delete must stay, or who reads both would see the object come back."""
+        delete must stay, or a reader of both would see the object come back."""
         states = self._log.state()
         return any(states[parent].start < offset for parent, offset in states[shard].after)
 

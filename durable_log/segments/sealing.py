@@ -40,8 +40,8 @@ LOG = logging.getLogger(__name__)
 OnStep = Callable[[str], None]
 
 STAGED_AGE_S = 3600.0
-"""Age of a temporary file of a dead attempt at which it is removed.  Long: whoever restored an older store and finds
-something missing may still want to look at it."""
+"""Age of a temporary file of a dead attempt at which it is removed.  Long: an operator who restored an older store and
+finds something missing may still want to look at it."""
 
 
 class Sealer:

@@ -18,8 +18,8 @@ gone       nothing
 
 A call whose answer is lost may have been carried out.  So the next look decides: a lease with our own mark is ours, and
 lasts from before the attempt that it names.  The *token* is the version with which the lease was gained.  It is higher
-than that of every leader before, so a store that remembers the highest one it has seen can refuse those who do not know
-yet that they were replaced.
+than that of every leader before, so a store that remembers the highest one it has seen can refuse a former leader
+that does not know yet that it was replaced.
 """
 
 from __future__ import annotations

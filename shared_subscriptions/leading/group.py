@@ -199,7 +199,7 @@ class Leading:
             self._begin()
         elif role in (CandidateRole.WATCHING, CandidateRole.RETIRED) and self.leader is not None:
             if role is CandidateRole.WATCHING:
-                LOG.warning("Group %s: somebody else leads now.", self.name)
+                LOG.warning("Group %s: another process leads now.", self.name)
             self.end()
         is_watching = role is CandidateRole.WATCHING
         self._standby.update(self.candidate.leader if is_watching else None, is_watching=is_watching)
