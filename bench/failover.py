@@ -75,7 +75,7 @@ def stalled_s(url: str, *, kills_leader: bool) -> float:
             workers.append(stack.enter_context(Worker(member, url)))
             pids.append(workers[-1].hear())
         _wait(pulse, workers, after_ns=time.monotonic_ns())
-        leading = [_ask(worker)[1] for worker in workers]
+        leading = [worker.ask("news?")[1] for worker in workers]
         doomed = leading.index(True) if kills_leader else leading.index(False)
         os.kill(pids[doomed], signal.SIGKILL)
         killed_ns = time.monotonic_ns()
@@ -91,14 +91,8 @@ def _wait(pulse: Pulse, workers: Sequence[Worker], *, after_ns: int) -> int:
         time.sleep(_INTERVAL_S)
         newest: dict[str, int] = {}
         for worker in workers:
-            for topic, version in _ask(worker)[0].items():
+            for topic, version in worker.ask("news?")[0].items():
                 newest[topic] = max(version, newest.get(topic, 0))
         if len(newest) == TOPICS and min(newest.values()) > after_ns:
             return time.monotonic_ns()
     raise WorkerFailed(f"the group stood still for {_SETTLE_TIMEOUT_S} s")
-
-
-def _ask(worker: Worker) -> tuple[dict[str, int], bool]:
-    worker.tell("news?")
-    answer: tuple[dict[str, int], bool] = worker.hear()
-    return answer

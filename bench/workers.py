@@ -78,6 +78,11 @@ class Worker:
             raise WorkerFailed(f"{self._name} failed:\n{message.trace}")
         return message
 
+    def ask(self, question: object, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Tell it something and hear the answer."""
+        self.tell(question)
+        return self.hear(timeout_s)
+
     def end(self) -> None:
         """Let a worker that has given its last answer leave by itself, for a bounded time."""
         self._process.join(_JOIN_TIMEOUT_S)
