@@ -71,7 +71,7 @@ OPTIONS: Sequence[cfg.Opt] = (
         text("role", "default", "Role of this service. Merge policies select by the other side's role."),
         text("snapshot_directory", "", "Where snapshots are written. Empty: none are made."),
         text("admin_key", "", "With this key history can be deleted and snapshots be made: the same text in the "
-             "services and where such requests come from, 16 bytes or more. Empty: no key has it done.", secret=True),
+             "services and where such requests come from, 16 bytes or more. Empty: neither can be done.", secret=True),
         cfg.ListOpt("name_spaces", default=[DEFAULT_NAME_SPACE], help="Name-spaces, each described by a group "
                     "[durability_name_space:NAME]."),
         cfg.ListOpt("policies", default=[DEFAULT_POLICY], help="Policies in order, each described by a group "

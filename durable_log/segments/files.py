@@ -37,6 +37,8 @@ ROW_GROUP_EVENTS = 65_536
 ROW_GROUP_BYTES = 32 << 20
 
 _INDEX = b"heliograph.index"
+_OPENED_MAX = 256
+"""Segments of which a reader remembers what their files say."""
 _COUNTING_COLUMNS = ("offset", "seq", "version", "timestamp", "appended_ns")
 
 
@@ -225,10 +227,9 @@ def _decode_index(segment: Segment, metadata: Any) -> _Index:
 class SegmentReader:
     """Reads segments of a log and remembers, within bounds, what it has checked and rebuilt.  For any thread."""
 
-    def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int, opened_max: int = 256) -> None:
+    def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int) -> None:
         """``store`` is called when something is read: a log that has nothing sealed may have no place for it."""
         self._store = store
-        self._opened_max = opened_max
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[str, _Opened] = collections.OrderedDict()
         self._groups = GroupCache(bytes_max=cache_bytes_max)
@@ -315,7 +316,7 @@ class SegmentReader:
         opened = _Opened(metadata, index)
         with self._lock:
             self._opened[segment.path] = opened
-            while len(self._opened) > self._opened_max:
+            while len(self._opened) > _OPENED_MAX:
                 self._opened.popitem(last=False)
         return opened
 

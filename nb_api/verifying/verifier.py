@@ -41,6 +41,7 @@ from nb_api.verifying.verification import (
     kind_of,
 )
 from pubsub_api.errors import WaitTimeout
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -436,7 +437,7 @@ class _Run:
 
     def _wait(self, is_done: Callable[[], bool], revision: int, patience_s: float | None) -> bool:
         """Block until ``is_done()``; False when no change up to ``revision`` can arrive.  Raises WaitTimeout."""
-        began, pause_s = time.monotonic(), _PAUSE_S
+        began, pauses = time.monotonic(), Backoff(_PAUSE_S, _PAUSE_MAX_S)
         while True:
             has_arrived = self._core.position >= revision  # before is_done(), which must see these changes
             if is_done():
@@ -444,8 +445,7 @@ class _Run:
             if has_arrived or (patience_s is not None and time.monotonic() - began >= patience_s):
                 return False
             self._check()
-            self._copy.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            self._copy.wait(pauses.next_s())
 
     def _check(self) -> None:
         """Raises CopyUnsettled, WaitTimeout, Closed."""

@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
-from shared_subscriptions.core import coding
 from spark_pipeline.core.ranges import LogRange, Offsets, advance
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 
@@ -253,8 +253,16 @@ def _with_job(shares: JobRanges, name: str, job: Job) -> JobRanges:
 
 # -- how they are kept
 
-encode = coding.encode
-decode = coding.decoder(JobRanges, "the record of a group's jobs")
+_decode = msgspec.msgpack.Decoder(JobRanges).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode(value: bytes) -> JobRanges:
+    """Raises UndecodableBody."""
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"the record of a group's jobs cannot be decoded: {error}") from error
 
 
 def place_to_json(place: QueryPlace) -> dict[str, object]:

@@ -86,7 +86,7 @@ class Candidate:
     ``me`` states the identity, unique to this candidate, and where it is reached.
     """
 
-    def __init__(self, me: LeaderRecord, settings: LeaseSettings, *, may_lead: bool = True) -> None:
+    def __init__(self, me: LeaderRecord, settings: LeaseSettings) -> None:
         self.role = CandidateRole.WATCHING
         self.leader: LeaderRecord | None = None
         """The leader that the record names, as far as this process knows; None when there is none."""
@@ -98,7 +98,6 @@ class Candidate:
         self.sign_of_life: ProcessLease | None = None
         """The lease of the process that ``me`` names; set it before `claim`."""
         self._settings = settings
-        self._may_lead = may_lead
         self._writes = LeaseWrites()
         self._lease_version = 0
         self._seen_at = float("-inf")
@@ -140,7 +139,7 @@ class Candidate:
 
     def wants_to_claim(self, now: float) -> bool:
         """Whether there is no leader, or it has been silent for the claim time."""
-        if self.role is not CandidateRole.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
+        if self.role is not CandidateRole.WATCHING or self._seen_at == float("-inf"):
             return False
         return self.leader is None or now >= self._seen_at + self._settings.claim_time_s
 
