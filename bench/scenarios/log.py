@@ -19,6 +19,7 @@ import durable_log
 from bench import events, redis_server
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
+from durable_log.log_api import LogApi, StoredFrame
 from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -118,6 +119,19 @@ def commits(made: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (made[start : start + COMMIT_FRAMES] for start in range(0, len(made), COMMIT_FRAMES))
 
 
+def append_all(log: LogApi, made: Sequence[bytes]) -> None:
+    for portion in commits(made):
+        log.append(portion)
+
+
+def read_all(log: LogApi) -> Iterator[list[StoredFrame]]:
+    """All that the first shard holds, in the portions of its reads."""
+    offset = 0
+    while found := log.read(0, offset):
+        yield found
+        offset = found[-1].end
+
+
 @contextlib.contextmanager
 def _url(driver: str, directory: str) -> Iterator[str]:
     if driver == "zmq":
@@ -147,13 +161,11 @@ def _ours(rates: Rates, log: SegmentedLog, made: Sequence[bytes]) -> None:
     total = len(made) * FRAME_EVENTS
 
     def append() -> None:
-        for portion in commits(made):
-            log.append(portion)
+        append_all(log, made)
 
     def read() -> None:
-        offset = 0
-        while found := log.read(0, offset):
-            offset = found[-1].end
+        for _ in read_all(log):
+            pass
 
     def columns() -> None:
         assert sum(batch.num_rows for batch in durable_log.arrow_batches(log, 0, 0, total)) == total
