@@ -78,9 +78,8 @@ class Election(LeaseParticipant[ElectionCore]):
         check_name(name, "name of an election")
         lease_s = checked_lease(db, lease_s)
         super().__init__(
-            db, name, lambda holder, mark: ElectionCore(holder, mark, lease_s, place=place),
-            holder=holder, thread="election-store",
-            trouble=f"The election {name!r}: the database cannot say which candidate leads",
+            db, name, f"election-store-{name}", lambda holder, mark: ElectionCore(holder, mark, lease_s, place=place),
+            holder=holder, trouble=f"The election {name!r}: the database cannot say which candidate leads",
         )  # fmt: skip
         self._on_gain = on_gain
         self._on_loss = on_loss

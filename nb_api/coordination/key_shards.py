@@ -95,8 +95,8 @@ class KeyShards(LeaseParticipant[KeyShardsCore]):
         self._lease_s = lease_s = checked_lease(db, lease_s)
         self._count = count
         super().__init__(
-            db, name, lambda holder, mark: KeyShardsCore(holder, mark, count, lease_s),
-            holder=holder, thread="key-shards", trouble=f"The key shards {name!r}: the database does not answer",
+            db, name, f"key-shards-{name}", lambda holder, mark: KeyShardsCore(holder, mark, count, lease_s),
+            holder=holder, trouble=f"The key shards {name!r}: the database does not answer",
         )  # fmt: skip
         self._logged = (0, 0)
         """Lapses, and how many shards were held."""

@@ -80,10 +80,11 @@ class LeaseParticipant(Closeable, Generic[Core]):
     _table: ClassVar[str]
 
     def __init__(
-        self, db: DbApi, name: str, make_core: Callable[[str, str], Core], *, holder: str, thread: str, trouble: str
+        self, db: DbApi, name: str, thread: str, make_core: Callable[[str, str], Core], *, holder: str, trouble: str
     ) -> None:
-        """``make_core`` makes one of a holder and of a mark that no other process has; one without a mark never holds
-        anything.  ``trouble`` is what is logged when the database cannot be asked."""
+        """``thread``: the name of the thread.  ``make_core`` makes a core of a holder and of a mark that no other
+        process has; one without a mark never holds anything.  ``trouble`` is what is logged when the database cannot be
+        asked."""
         self._db = db
         self._name = name
         self._make_core = make_core
@@ -96,7 +97,7 @@ class LeaseParticipant(Closeable, Generic[Core]):
         self._is_db_closed = False
         """It was closed before this was; the lease ends by itself."""
         self._failures = Failures(LOG, trouble)
-        self._threads = [threading.Thread(target=self._run, name=f"{thread}-{name}", daemon=True)]
+        self._threads = [threading.Thread(target=self._run, name=thread, daemon=True)]
         forking.register(self)
 
     def _about(self) -> str:
