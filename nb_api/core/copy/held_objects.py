@@ -112,7 +112,7 @@ class HeldObjects:
         return entries
 
     def parts_of(self, table: str) -> tuple[dict[str, CachedObject] | None, FieldValues, TableIndexes | None]:
-        """What is held of a table, what is selected of it, and its indexes, for those who go through many events."""
+        """What is held of a table, what is selected of it, and its indexes, to go through many events."""
         return (
             self.tables.get(table) or self.entries_of(table),
             self._where_of.get(table, self._where),
