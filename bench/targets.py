@@ -132,6 +132,8 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("controller", "wrong", "", "objects that an index does not have as a scan finds them", "<=", 0.0, ""),
     ("controller", "verify", "", "CPU to verify a copy of a million objects that is equal", "<=", 1.0, "s"),
     ("controller", "differences", "", "objects that verifying an equal copy finds different", "<=", 0.0, ""),
+    ("controller", "reconcile", "", "CPU of a run by Controller of a function that does nothing", "<=", 20.0, "us"),
+    ("controller", "runs", "", "runs of a key that 1,000 changes of it in a burst cause", "<=", 10.0, ""),
     ("log", "frames", "zmq", "events read from segments as frames, millions in a CPU second", ">=", 1.0, "M"),
     ("log", "seal", "zmq", "events sealed, millions in a CPU second", ">=", 0.3, "M"),
     ("log", "anywhere", "zmq", "CPU time of a read anywhere in sealed segments", "<=", 20.0, "ms"),

@@ -10,6 +10,8 @@ over the copy, of which nothing is in the processor's caches.  The target is for
 The proof that a copy equals the database is measured by the CPU of the process that verifies, which with SQLite has
 that of the database in it, for a million objects.  The digests that it needs are kept with every change, so what they
 cost is part of the changes; they alone are measured by adding up as many versions.
+
+What a `Controller` on a copy adds to each run of its function is measured by `bench.scenarios.reconciling`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bench.plan import Outcome, Plan, Row, median, ratio
+from bench.scenarios import reconciling
 from bench.scenarios.commit import nb_conf, writes
+from bench.scenarios.reconciling import Reconciled, reconcile
 from bench.scenarios.sync import OBJECTS_PER_EVENT, PLAIN, TIMEOUT_S, Sync, fill, read_plainly
 from bench.targets import check
 from bench.workers import ask_once, usage_now
@@ -37,6 +41,8 @@ from pubsub_api.core.events import encode_event, pack_body
 OURS = "heliograph LocalCache, two indexes"
 PROOF = "heliograph LocalCache.verify"
 VERIFICATIONS = 3
+RECONCILED = 0.1
+"""Of the objects, this part is worked on by a `Controller`."""
 MILLION = 1_000_000
 FRAME_EVENTS = 64
 LOOKUPS = 20_000
@@ -78,6 +84,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
     plain: list[Sync] = []
     ours: list[Copy] = []
     proofs: list[Proof] = []
+    reconciled: list[Reconciled] = []
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
         path = pathlib.Path(directory) / "objects.db"
         plan.say(f"writing {count:,} objects")
@@ -89,6 +96,9 @@ def measure(plan: Plan, driver: str) -> Outcome:
             ours.append(ask_once(follow, path, driver, plan.events, timeout_s=TIMEOUT_S))
             plan.say(f"round {number} of {plan.rounds}: {PROOF}")
             proofs.append(ask_once(prove, path, driver, timeout_s=TIMEOUT_S))
+            plan.say(f"round {number} of {plan.rounds}: {reconciling.OURS}")
+            other = path.with_name(f"reconcile-{number}.db")
+            reconciled.append(ask_once(reconcile, other, round(count * RECONCILED), timeout_s=TIMEOUT_S))
     measured = {
         "memory": ratio(ours, plain, lambda run: run.bytes),
         "look-up": median(ours, lambda run: max(run.far_lookup_us, run.far_index_us)),
@@ -96,8 +106,10 @@ def measure(plan: Plan, driver: str) -> Outcome:
         "wrong": float(max(run.wrong for run in ours)),
         "verify": median(proofs, lambda run: run.cpu_s / run.objects * MILLION),
         "differences": float(max(run.differences for run in proofs)),
+        "reconcile": median(reconciled, lambda run: run.us),
+        "runs": float(max(run.runs_per_key for run in reconciled)),
     }
-    rows = [_row(ours), _proof_row(proofs)]
+    rows = [_row(ours), _proof_row(proofs), reconciling.row(reconciled)]
     return Outcome("controller", driver, rows, check("controller", driver, measured))
 
 
