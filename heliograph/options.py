@@ -128,9 +128,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bus(parser: argparse._ActionsContainer, what: str) -> None:
-    """``--bus``, and the hidden ``--url``, its former name in some commands."""
     parser.add_argument("--bus", metavar="URL", help=what)
-    parser.add_argument("--url", dest="bus", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_context(parser: argparse._ActionsContainer) -> None:
