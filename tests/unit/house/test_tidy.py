@@ -28,12 +28,12 @@ PRODUCT = (*LIBRARIES, "heliograph")
 
 PACKAGE_LINES_MAX = {
     "drivers": 20_270,
-    "durability_service": 10_270,
+    "durability_service": 10_280,
     "durable_log": 8_580,
-    "heliograph": 11_280,
+    "heliograph": 11_250,
     "nb_api": 17_500,
-    "publisher_service": 3_430,
-    "pubsub_api": 19_320,
+    "publisher_service": 3_420,
+    "pubsub_api": 19_050,
     "shared_subscriptions": 10_600,
     "spark_pipeline": 5_340,
 }
