@@ -1,7 +1,8 @@
 """The programs in the documentation and in ``examples`` run, and the driver that it writes passes the whole suite.
 
-A block of Python is a program of its own.  So that programs meet neither each other nor a server of the machine, ports
-and directories that the text names are replaced: see `private`.
+A block of Python is a program of its own; those that start Spark run in `./run chaos`, and in `tests.spark.test_pages`
+always.  So that programs meet neither each other nor a server of the machine, ports and directories that the text names
+are replaced: see `private`.
 """
 
 from __future__ import annotations
@@ -78,8 +79,11 @@ def run(arguments: list[str], directory: pathlib.Path) -> str:
 
 @pytest.mark.parametrize(
     "block",
-    [block for block in documents.blocks("python") if block.title not in (*DRIVER_FILES, TUTORIAL_FILE)],
-    ids=str,
+    [
+        pytest.param(block, marks=[pytest.mark.chaos] if block.starts_spark else [], id=str(block))
+        for block in documents.blocks("python")
+        if block.title not in (*DRIVER_FILES, TUTORIAL_FILE)
+    ],
 )
 def test_program(block: Block, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
