@@ -2,8 +2,8 @@
 
 Those of one file stay together, in order, because they share servers; those that use the Spark session of the tests do
 because Java takes as long as many of them, and those that are about the code itself because they read all of it.  What
-takes longest begins first: begun last, it would keep one process busy while the others have nothing left.  How long everything
-takes is in ``seconds.json``, which ``./run test --measure`` writes again.
+takes longest begins first: begun last, it would keep one process busy while the others have nothing left.  How long
+that is, is in ``seconds.json``, which ``./run test --measure`` writes again.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 
 import pytest
 
-from tests.helpers import documents
+from tests.helpers import documents, warm_processes
 from tests.helpers.documents import Block
 from tests.helpers.paths import ROOT
 from tests.helpers.servers import RedisServer, free_port
@@ -61,20 +61,31 @@ def private(text: str, request: pytest.FixtureRequest, directory: pathlib.Path) 
     return text.replace("/run/unixgram", f"{directory}/bus").replace("sqlite:///tmp/", f"sqlite://{directory}/")
 
 
-def run(arguments: list[str], directory: pathlib.Path) -> str:
-    """Run a program to its end in a directory that is also on its import path; return what it printed."""
-    environment = {
+def environment_in(directory: pathlib.Path) -> dict[str, str]:
+    return {
         **os.environ,
         "PYTHONPATH": str(directory),
         "XDG_CACHE_HOME": str(directory / "cache"),
         "JDK_JAVA_OPTIONS": SMALL_JAVA,
     }
+
+
+def run(arguments: list[str], directory: pathlib.Path) -> str:
+    """Run a program to its end in a directory that is also on its import path; return what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        cwd=directory, env=environment_in(directory), capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def run_program(program: pathlib.Path, directory: pathlib.Path, *arguments: str) -> str:
+    """The same for a program of one file, with what is not ours imported already."""
+    return warm_processes.run_program(
+        program, *arguments, directory=directory, environment=environment_in(directory), timeout_s=RUN_TIMEOUT_S
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,13 +99,13 @@ def run(arguments: list[str], directory: pathlib.Path) -> str:
 def test_program(block: Block, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(private(block.text, request, tmp_path))
-    run([str(program)], tmp_path)
+    run_program(program, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
 def test_example(name: str, expected: str, tmp_path: pathlib.Path) -> None:
     url = [f"zmq://127.0.0.1:{free_port()}"] if "URL" in documents.read(f"examples/{name}") else []
-    assert expected in run([str(ROOT / "examples" / name), *url], tmp_path)
+    assert expected in run_program(ROOT / "examples" / name, tmp_path, *url)
 
 
 def test_every_example_is_run() -> None:
