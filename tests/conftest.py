@@ -31,7 +31,7 @@ _PATIENCE = {
 for _name, _value in _PATIENCE.items():
     os.environ.setdefault(_name, _value)
 
-ChildProcess.start_process = staticmethod(WarmProcess)
+ChildProcess.start_process = WarmProcess
 
 # A loaded machine must not fail a property test: how long one example takes says nothing about correctness.  And two
 # runs try the same examples, so that a change fails because of what it changes; others are tried by
