@@ -89,7 +89,6 @@ class RedisLog(SegmentedLog):
         self._lineage = Lineage(identity.decode(), frozenset((ancestors or b"").decode().split()))
         self._server.identity = self._appender.identity = self.identity
         self.find_shards(int(shards))
-        self.check_wanted_shards(f"{self._prefix!r} at {self._server.address}")
 
     def check_settings(self) -> list[str]:
         address = self._server.address
@@ -338,8 +337,9 @@ class RedisLog(SegmentedLog):
         return gone
 
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
-        for state, one in zip(self.state(), shards, strict=True):
-            if state.end != one.former_end:
+        states = self.state()
+        for one in shards:
+            if states[one.shard].end != one.former_end:
                 raise used_meanwhile(one.shard)
         for one in shards:
             for key in one.forgotten:

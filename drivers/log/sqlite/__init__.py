@@ -100,7 +100,6 @@ class SqliteLog(SegmentedLog):
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
         store.identity = self.identity
         self.find_shards(self._found.shards)
-        self.check_wanted_shards(str(store.path))
 
     @property
     def lineage(self) -> Lineage:

@@ -282,6 +282,56 @@ def test_what_only_an_older_store_has_is_not_lost_when_files_take_its_place(
         assert not (pathlib.Path(log.segment_store.place) / ".moved-frames").exists()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_older_store_gets_the_shards_that_its_log_had_been_given(
+    rewound: tuple[str, Callable[[], Callable[[], None]]], monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """And each topic keeps its order: what is in its former shard comes first, also what was sealed after the copy."""
+    url, copy = rewound
+    source, topics = Source(), [f"t/{number}" for number in range(8)]
+    with opened(url) as log:
+        log.append([source.frame(topic, 2) for topic in topics])
+    restore = copy()
+    with opened(url) as log:
+        for shards in (2, 4):
+            log.append([source.frame(topic, 2) for topic in topics])
+            log.set_shards(shards)
+            log.append([source.frame(topic, 2) for topic in topics])
+            seal_all(log)
+    restore()
+    grown = url.replace("shards=1", "shards=4")  # the configuration of today
+    for place in (url, grown):
+        with pytest.raises(durable_log.SegmentsRefused, match="heliograph log repair"):
+            durable_log.open(place)
+    assert repaired(url, is_dry=True).events == 8 * 2 * 5
+    if dies:
+        with contextlib.closing(build_log(grown)) as older:
+            assert isinstance(older, SegmentedLog)
+            older.connect()
+            find_shards, had = older.find_shards, older.shards
+
+            def die(made_with: int = 0) -> None:
+                find_shards(made_with)
+                if older.shards > had:
+                    raise KeyboardInterrupt  # as if it was killed there
+
+            monkeypatch.setattr(older, "find_shards", die)
+            with pytest.raises(KeyboardInterrupt):
+                repair(older)
+    assert repaired(grown).listed > 0
+    with opened(grown) as log:
+        assert verify(log).problems == []
+        assert log.append([source.again(topic, 1, 10) for topic in topics]).events == 0
+        states = log.state()
+        assert [len(state.after) for state in states] == [0, 1, 1, 2]
+        for topic in topics:
+            assert numbers(log, source.guid, topic) == list(range(1, 11))
+            *former, home = log.shards_of(topic)
+            assert {shard for shard, _ in states[home].after} == {*former}
+        assert all(offset == states[shard].end for state in states for shard, offset in state.after)
+    assert repaired(grown).added == 0
+
+
 def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_next(
     rewound: tuple[str, Callable[[], Callable[[], None]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

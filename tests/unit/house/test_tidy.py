@@ -29,7 +29,7 @@ PRODUCT = (*LIBRARIES, "heliograph")
 PACKAGE_LINES_MAX = {
     "drivers": 20_430,
     "durability_service": 10_280,
-    "durable_log": 8_430,
+    "durable_log": 8_480,
     "heliograph": 11_280,
     "nb_api": 17_610,
     "publisher_service": 3_430,
