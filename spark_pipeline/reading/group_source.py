@@ -29,7 +29,7 @@ from spark_pipeline.reading import group_jobs
 from spark_pipeline.reading.checkpoints import check_identity, check_kept, check_reached, mark_with_log
 from spark_pipeline.reading.columns import ReadColumns
 from spark_pipeline.reading.options import SourceOptions
-from spark_pipeline.reading.partitions import LogPartition, read_partition, stream_partitions
+from spark_pipeline.reading.partitions import LogPartition, count_dropped, read_partition, stream_partitions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,6 +96,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_reached(log.state(), _ends_of(ranges), "a batch of this checkpoint")
         check_kept(log, end, _ends_of(ranges), "a batch of this checkpoint")
         filters, events_per_task = [declaration.topic_filter], self._options.events_per_task
+        count_dropped(log, filters, ranges, since_ns=declaration.placed_ns)
         return stream_partitions(ranges, filters, log.identity, events_per_task=events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
