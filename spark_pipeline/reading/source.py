@@ -132,10 +132,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _dropped(self, log: durable_log.LogApi, ranges: Iterable[LogRange], start: dict[str, Any]) -> int:
         """What retention by topic has dropped of these since the query began."""
-        options = self._options
-        return count_dropped(
-            log, options.topics, ranges, since_ns=began_at(log, start), fails=options.fail_on_data_loss
-        )
+        fails = self._options.fail_on_data_loss
+        return count_dropped(log, self._options.topics, ranges, since_ns=began_at(log, start), fails=fails)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)

@@ -160,12 +160,12 @@ class RedisLog(SegmentedLog):
         try:
             while True:
                 states = self.state()
-                if any(states[shard].end > end for shard, end in ends.items()):
+                if any(one.end > ends[one.shard] for one in states if one.shard in ends):
                     return True
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return False
-                self._block(states, list(ends), min(rest, WAIT_SLICE_S))
+                self._block(states, [shard for shard in ends if shard < len(states)], min(rest, WAIT_SLICE_S))
         except Closed:
             return False
 
