@@ -19,7 +19,7 @@ from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, numbers, read_frames
 from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
-from pubsub_api.errors import InvalidConfig
+from pubsub_api.errors import InvalidConfig, UsageError
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
 from tests.helpers.servers_db import PostgresServer, schema_of
@@ -352,6 +352,17 @@ def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_nex
         assert numbers(log, after.guid, "t") == list(range(1, 21))
         assert log.streams(0)[-1].missing == ()
         check_consistent(log)
+
+
+def test_a_shard_that_an_older_store_lacks_is_told_to_who_has_the_log_open(postgres: PostgresServer) -> None:
+    url = f"{postgres.new_schema()}&shards=1"
+    with opened(url) as log:
+        restore = copier(postgres, url)()
+        log.set_shards(2)
+        restore()
+        with pytest.raises(UsageError, match="no shard 1 any more"):
+            log.read(1, 0)
+        assert [one.shard for one in log.state()] == [0]
 
 
 def test_a_store_that_went_back_while_it_was_open_is_not_sealed(server: RedisServer, tmp_path: pathlib.Path) -> None:
