@@ -95,6 +95,7 @@ class Work:
         self._unheld_runs = 0
         self.is_stopping = False
         """It was closed, or has ended by itself, because its cache was closed for instance."""
+        self.has_ended_by_itself = False
         self.is_inherited = False
         self.following = FollowerState()
         self._times = RunTimes()
@@ -179,9 +180,10 @@ class Work:
             self._wake(self._queue.ready)
             self.tell_idle()
 
-    def stop(self) -> None:
-        """Begin nothing any more.  Does not wait for what runs."""
+    def stop(self, *, by_itself: bool = False) -> None:
+        """Begin nothing any more.  Does not wait for what runs.  ``by_itself``: the program has not closed it."""
         with self.lock:
+            self.has_ended_by_itself |= by_itself and not self.is_stopping
             self.is_stopping = True
             self._queue.close()
             self.tell_idle()
@@ -347,7 +349,7 @@ class Work:
         Nothing that is the fault of a cache which was closed meanwhile is logged.
         """
         if self._view.cache.is_closed and isinstance(error, Closed):
-            self.stop()
+            self.stop(by_itself=True)
             self._drop(taken.key)
             return
         key = taken.key
