@@ -344,10 +344,7 @@ class Work:
             self._ends.settle(key, None if request.deleted is None else request.deleted.version)
 
     def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
-        """The function has raised, or there was no ``request`` to give it.
-
-        Nothing that is the fault of a cache which was closed meanwhile is logged.
-        """
+        """The function has raised, or had no ``request``.  What a closed cache has caused is not logged."""
         if self._view.cache.is_closed and isinstance(error, Closed):
             self.stop(by_itself=True)
             self._drop(taken.key)
