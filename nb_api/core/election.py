@@ -210,8 +210,7 @@ class ElectionCore:
     def _note(self, version: int, fields: dict[str, Any]) -> bool:
         """The lease was seen.  Whether it is one of the past: another candidate may have gained a later one."""
         offset = fields.get("offset")
-        if isinstance(offset, int) and self._offset < offset <= _OFFSET_MAX:
-            self._offset = offset
+        self._offset = offset if isinstance(offset, int) and 0 < offset <= _OFFSET_MAX else 0
         is_past = version + self._offset < self._highest
         self._highest = max(self._highest, version + self._offset)
         self._seen, self._vanished_at = version, None
