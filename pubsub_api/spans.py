@@ -21,6 +21,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from pubsub_api import tracing
 from pubsub_api.core.events import Event
 from pubsub_api.core.headers import NO_HEADERS, write_headers
 from pubsub_api.core.messages import Query
@@ -54,7 +55,7 @@ class Spans:
     def commit(self, writes: int, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         """A span around a commit.  Yields the headers for the events of the commit."""
         attributes: dict[str, Any] = {"db.system.name": "heliograph", "db.operation.batch.size": writes}
-        with self._tracer.start_as_current_span("commit", kind=SpanKind.CLIENT, attributes=attributes):
+        with _in_span(lambda: self._tracer.start_as_current_span("commit", None, SpanKind.CLIENT, attributes)):
             yield _with_current(headers)
 
     def trace_publisher(self, publisher: Any, *, has_batches: bool) -> None:
@@ -126,12 +127,15 @@ class Spans:
         events = [event for item in items if isinstance(item, tuple) for event in decode(item)[0]]
         attributes: dict[str, Any] = {**_SYSTEM, "heliograph.lost": lost}
         links = [Link(one) for one in contexts_of(events)[:LINKS_MAX]]
-        span = self._tracer.start_span(
-            "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=began_ns
-        )
-        if lost:
-            span.set_status(Status(StatusCode.ERROR, "events were given up: a resync follows"))
-        span.end(ended_ns)
+        try:
+            span = self._tracer.start_span(
+                "repair", context.Context(), SpanKind.CLIENT, attributes, links, start_time=began_ns
+            )
+            if lost:
+                span.set_status(Status(StatusCode.ERROR, "events were given up: a resync follows"))
+            span.end(ended_ns)
+        except Exception as error:  # noqa: BLE001  counted and logged
+            tracing.note_failure(error)
 
     # -- controllers
 
@@ -191,10 +195,34 @@ class Spans:
         parent = None
         if len(contexts) == 1:
             parent = trace.set_span_in_context(trace.NonRecordingSpan(contexts[0]), context.Context())
-        with self._tracer.start_as_current_span(
-            name, parent, kind, attributes, [Link(one) for one in contexts[:LINKS_MAX]]
-        ):
+        links = [Link(one) for one in contexts[:LINKS_MAX]]
+        with _in_span(lambda: self._tracer.start_as_current_span(name, parent, kind, attributes, links)):
             yield
+
+
+@contextlib.contextmanager
+def _in_span(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """The span that ``make`` returns, or none if OpenTelemetry raises.  What the block raises is raised."""
+    span: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    try:
+        made = make()
+        made.__enter__()
+        span = made
+    except Exception as error:  # noqa: BLE001  counted and logged
+        tracing.note_failure(error)
+    try:
+        yield
+    except BaseException as error:
+        _end(span, error)
+        raise
+    _end(span, None)
+
+
+def _end(span: contextlib.AbstractContextManager[Any], raised: BaseException | None) -> None:
+    try:
+        span.__exit__(type(raised) if raised else None, raised, raised.__traceback__ if raised else None)
+    except Exception as error:  # noqa: BLE001  counted and logged
+        tracing.note_failure(error)
 
 
 class Causes:
@@ -288,10 +316,14 @@ def _traced(event: Event, new_headers: Mapping[str, str]) -> Event:
 
 def _with_current(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Headers with the context of the current span; unchanged if the span is not sampled, or has no room there."""
-    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+    try:
+        if not trace.get_current_span().get_span_context().trace_flags.sampled:
+            return headers
+        traced = dict(headers)
+        _W3C.inject(traced)
+    except Exception as error:  # noqa: BLE001  counted and logged
+        tracing.note_failure(error)
         return headers
-    traced = dict(headers)
-    _W3C.inject(traced)
     try:
         write_headers(traced)
     except ValueError:  # the headers are full, or the program has made them wrongly, which the publisher refuses

@@ -174,8 +174,10 @@ class AsyncController(ControllerBase, AsyncCloseable):
         """Called with the lock, from any thread."""
         if not self._is_waking:
             self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it all that could be done
+            try:
                 self._loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:  # the loop was closed, and with it all that could be done
+                self._work.stop(by_itself=True)
 
     def _woken(self) -> None:
         self._is_waking = False

@@ -67,9 +67,8 @@ class CacheFollower:
             # Without this thread nothing is known of changes: the controller must not look as if it worked.
             LOG.critical("Controller %s ends, because it cannot follow changes.", self._name, exc_info=error)
         finally:
-            is_closed = self._work.is_stopping
-            self._work.stop()
-            if not is_closed and (given_up := self._work.permits.give_up()):
+            self._work.stop(by_itself=True)
+            if self._work.has_ended_by_itself and (given_up := self._work.permits.give_up()):
                 # Otherwise no process would work on these keys.
                 LOG.warning("Controller %s ends by itself, and gives up %s.", self._name, given_up)
 

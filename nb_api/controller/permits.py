@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 
 from nb_api.controller.core.keys import Key
@@ -10,6 +11,7 @@ from nb_api.coordination.election import Election
 from nb_api.coordination.key_shards import KeyShards
 from nb_api.core.key_shards import ShardRun
 from pubsub_api.errors import UsageError
+from pubsub_api.runtime.shared_threads import run_soon
 
 
 def _yes() -> bool:
@@ -86,7 +88,7 @@ class RunPermits:
     def give_up(self) -> str:
         """No run begins any more, because the controller has ended by itself: let others have what was shared.
 
-        Waits for that, a few seconds at most.  What was given up, empty for nothing.
+        Waits a few seconds at most; what runs goes on.  Returns what is given up, empty for nothing.
         """
         return ""
 
@@ -98,6 +100,9 @@ class ElectedPermits(RunPermits):
         self._election = election
         self._token: int | None = None
         """Of the last time that this process led."""
+        self._lock = threading.Lock()
+        self._runs = 0
+        self._is_given_up = False
 
     @property
     def is_active(self) -> bool:
@@ -107,7 +112,28 @@ class ElectedPermits(RunPermits):
         token, election = self._election.token(), self._election
         if token is None:
             return None
+        with self._lock:
+            self._runs += 1
         return RunPermit(token, lambda: election.token() == token, lambda: election.token() != token)
+
+    def end(self, permit: RunPermit) -> bool:
+        was_held = permit.is_held()
+        with self._lock:
+            self._runs -= 1
+        self._resign()
+        return was_held
+
+    def give_up(self) -> str:
+        with self._lock:
+            self._is_given_up = True
+        self._resign()  # when the last run has ended
+        return "its leadership"
+
+    def _resign(self) -> None:
+        with self._lock:
+            if self._runs or not self._is_given_up:
+                return
+        run_soon(self._election.close)  # it waits for the database
 
     def take_moves(self) -> RunMoves | None:
         token, before = self._election.token(), self._token

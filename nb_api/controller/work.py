@@ -95,6 +95,7 @@ class Work:
         self._unheld_runs = 0
         self.is_stopping = False
         """It was closed, or has ended by itself, because its cache was closed for instance."""
+        self.has_ended_by_itself = False
         self.is_inherited = False
         self.following = FollowerState()
         self._times = RunTimes()
@@ -179,9 +180,10 @@ class Work:
             self._wake(self._queue.ready)
             self.tell_idle()
 
-    def stop(self) -> None:
-        """Begin nothing any more.  Does not wait for what runs."""
+    def stop(self, *, by_itself: bool = False) -> None:
+        """Begin nothing any more.  Does not wait for what runs.  ``by_itself``: the program has not closed it."""
         with self.lock:
+            self.has_ended_by_itself |= by_itself and not self.is_stopping
             self.is_stopping = True
             self._queue.close()
             self.tell_idle()
@@ -342,12 +344,9 @@ class Work:
             self._ends.settle(key, None if request.deleted is None else request.deleted.version)
 
     def fail(self, taken: Taken, error: BaseException, request: Request | None) -> None:
-        """The function has raised, or there was no ``request`` to give it.
-
-        Nothing that is the fault of a cache which was closed meanwhile is logged.
-        """
+        """The function has raised, or had no ``request``.  What a closed cache has caused is not logged."""
         if self._view.cache.is_closed and isinstance(error, Closed):
-            self.stop()
+            self.stop(by_itself=True)
             self._drop(taken.key)
             return
         key = taken.key

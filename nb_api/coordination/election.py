@@ -7,7 +7,6 @@ database does not answer.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -128,10 +127,12 @@ class Election(LeaseParticipant[ElectionCore]):
         return self._name
 
     def _look(self) -> Callable[[float], None]:
-        with contextlib.suppress(ObjectNotFound):
+        try:
             found = self._db.get(TABLE, self._name)
-            return lambda now: self._core.found(found.version, found.value, now)
-        return lambda now: self._core.found(None, None, now)
+        except ObjectNotFound as missing:
+            deleted_version = missing.deleted_version
+            return lambda now: self._core.found(None, None, now, deleted_version)
+        return lambda now: self._core.found(found.version, found.value, now)
 
     # -- the thread that calls the user
 

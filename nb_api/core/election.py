@@ -7,6 +7,8 @@ with every renewal.  Everything is decided by compare-and-set on that version.
 state      what it does                                    what leads to another state
 =========  ==============================================  ============================================================
 watching   looks at the lease every quarter of its length  there is none: creates it, leading
+                                                           it vanished, and no delete tells of that: waits a whole
+                                                           lease, as below, before it creates it, leading
                                                            the same version for a whole lease, the longer one when its
                                                            own and that of the holder differ: takes it over, leading
                                                            it is our own after all: leading, if that attempt still lasts
@@ -20,6 +22,12 @@ A call whose answer is lost may have been carried out.  So the next look decides
 lasts from before the attempt that it names.  The *token* is the version with which the lease was gained.  It is higher
 than that of every leader before, so a store that remembers the highest one it has seen can refuse a former leader
 that does not know yet that it was replaced.
+
+A database that was put back to a backup, or has lost everything, may have no lease although its holder leads until its
+next renewal: so candidates that have seen the lease wait for its end, as they do when they find a lease of their own
+that was followed by another.  Such a database may also give lower versions than before.  A leader that gains the lease
+with one adds to it the highest token that it knows of, and all that lead after it do so too: the *offset* is part of
+the lease.
 """
 
 from __future__ import annotations
@@ -34,6 +42,8 @@ HOLDER_PART = 0.9
 _ATTEMPTS_MAX = 16
 """Attempts that are recognised: one that was not answered may be carried out after several later ones."""
 _KEY = "lease"
+_OFFSET_MAX = 2**62
+"""So that databases and programs can keep tokens in 64 bits."""
 
 State = Literal["watching", "leading", "resigning", "gone"]
 Kind = Literal["look", "create", "set", "delete"]
@@ -71,6 +81,16 @@ class ElectionCore:
         self._writes = LeaseWrites(remembered_max=_ATTEMPTS_MAX)
         self._until: float | None = None
         self._token = 0
+        self._offset = self._highest = 0
+        """What is added to versions for tokens, and the highest token that any leader may have had."""
+        self._seen = 0
+        """The version of the lease when it was last seen or written, 0 when it was given back since."""
+        self._seen_lease_s = lease_s
+        self._attempt_done = 0
+        """The last attempt that was answered."""
+        self._is_displaced = False
+        """Since our last write the lease was seen to be that of another candidate, or of none, or one of the past."""
+        self._vanished_at: float | None = None
         self.leader: str | None = None
         """The holder of the lease when it was last looked at."""
         self.renewals = 0
@@ -116,6 +136,7 @@ class ElectionCore:
                     "attempt": self._attempt,
                     "place": self._place,
                     "lease": self._lease_s,
+                    **({"offset": self._offset} if self._offset else {}),
                 }
             )
         self._asked = call
@@ -133,23 +154,31 @@ class ElectionCore:
 
     # -- answers
 
-    def found(self, version: int | None, value: Any, now: float) -> None:
-        """The answer to a look: the lease as it is, None when there is none.  ``now``: when it was known."""
+    def found(self, version: int | None, value: Any, now: float, deleted_version: int | None = None) -> None:
+        """The answer to a look: the lease as it is, None when there is none, and the version with which it was deleted.
+        ``now``: when it was known."""
         self._asked = None
         self._progress.observe({} if version is None else {_KEY: version}, now)
         fields = value if isinstance(value, dict) else {}
         self.leader = fields.get("holder") if version is not None else None
         is_own = version is not None and fields.get("mark") == self._mark
-        outcome = self._writes.settle(fields.get("attempt") if is_own else None, version or 0)
+        is_past = version is not None and self._note(version, fields)
+        attempt = fields.get("attempt") if is_own else None
+        if is_own:
+            is_past |= self._is_displaced or not isinstance(attempt, int) or attempt < self._attempt_done
+        self._is_displaced = is_past or not is_own
+        outcome = self._writes.settle(attempt, version or 0)
         if self._state == "resigning":
             self._next = DatabaseCall("delete", expected_version=version)
             self._state = "resigning" if is_own else "gone"
-        elif version is not None and is_own:
+        elif version is not None and is_own and not (is_past and self._is_over(outcome == "done", now)):
             self._lead(version, now, is_remembered=outcome == "done")
         else:
             self._watch()
-            is_own_past = bool(self._place) and fields.get("place") == self._place
-            if version is None:
+            is_own_past = bool(self._place) and fields.get("place") == self._place and not is_past
+            if version is None and self._may_last(deleted_version, now):
+                self._due = now + self._interval_s
+            elif version is None:
                 self._next = DatabaseCall("create")
             elif is_own_past or self._progress.idle_s(_KEY) >= longer_lease_s(self._lease_s, fields.get("lease")):
                 self._next = DatabaseCall("set", expected_version=version)
@@ -161,6 +190,8 @@ class ElectionCore:
         asked, self._asked = self._asked, None
         self._writes.done(version)
         self.renewals += asked is not None and asked.kind == "set"
+        self._seen, self._vanished_at = version, None
+        self._is_displaced, self._attempt_done = False, self._attempt
         if self._state != "resigning":
             self._lead(version, now)
         elif asked is not None and asked.kind == "delete":
@@ -184,18 +215,43 @@ class ElectionCore:
             self._writes.unknown()
         self._next, self._due = DatabaseCall("look"), now + self._interval_s / 4
 
+    def _note(self, version: int, fields: dict[str, Any]) -> bool:
+        """The lease was seen.  Whether it is one of the past: another candidate may have gained a later one."""
+        offset = fields.get("offset")
+        self._offset = offset if isinstance(offset, int) and 0 < offset <= _OFFSET_MAX else 0
+        is_past = version + self._offset < self._highest
+        self._highest = max(self._highest, version + self._offset)
+        self._seen, self._vanished_at = version, None
+        self._seen_lease_s = longer_lease_s(self._lease_s, fields.get("lease"))
+        return is_past
+
+    def _may_last(self, deleted_version: int | None, now: float) -> bool:
+        """There is no lease, but the one that was seen may last for its holder, which has not given it back."""
+        if deleted_version is not None and deleted_version > self._seen:
+            self._seen = 0
+        if not self._seen:
+            return False
+        self._vanished_at = now if self._vanished_at is None else self._vanished_at
+        return now - self._vanished_at < self._seen_lease_s
+
     def _lead(self, version: int, now: float, *, is_remembered: bool = True) -> None:
         """The lease is ours, with that version.  ``is_remembered``: it is known when the attempt began that put it."""
         was_leader, begun = self.is_leader(now), self._writes.renewed_at
         self.leader = self._holder
         self._next = DatabaseCall("set", expected_version=version)
-        if not is_remembered or now >= begun + HOLDER_PART * self._lease_s:
+        if self._is_over(is_remembered, now):
             self._state, self._due, self._until = "watching", None, None  # ours, but over: it must be won again
             return
-        if not was_leader:
-            self._token = version
         self._state, self._until = "leading", begun + HOLDER_PART * self._lease_s
         self._due = max(now, begun + self._interval_s)
+        if not was_leader:
+            if version + self._offset < self._highest:
+                self._offset, self._due = self._highest, now  # which the next renewal writes
+            self._token = version + self._offset
+        self._highest = max(self._highest, version + self._offset)
+
+    def _is_over(self, is_remembered: bool, now: float) -> bool:
+        return not is_remembered or now >= self._writes.renewed_at + HOLDER_PART * self._lease_s
 
     def _watch(self) -> None:
         self._state, self._until = "watching", None

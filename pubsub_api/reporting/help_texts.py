@@ -473,5 +473,8 @@ HELP: dict[str, dict[str, str]] = {
         "start_time_seconds": "Of a process: when the process began to report, in seconds since 1970.",
         "is_ready": "Of a process: 1 when it does its work, as /readyz says.",
         "source_failures": "Of a process: how often something of the process could not tell its numbers.",
+        "trace_failures": (
+            "Of a process: how often OpenTelemetry raised, so that a span or a context is missing (tracing.md)."
+        ),
     },
 }

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pubsub_api import tracing
 from pubsub_api.core.errors import Closed
 from pubsub_api.reporting.families import Family, Reading, gather
 from pubsub_api.runtime.rate_limited_log import RateLimitedLog
@@ -121,6 +122,7 @@ class ProcessReport:
             "start_time_seconds": self._started,
             "is_ready": not self.problems(),
             "source_failures": self._source_failures,
+            "trace_failures": tracing.failures(),
         }
         yield Reading("process", {"name": self.name, "role": self.role}, own)
 

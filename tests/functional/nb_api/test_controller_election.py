@@ -131,3 +131,28 @@ def test_two_processes_hand_over(db: DbApi) -> None:
                 first.close()
             wait_until(lambda: len(runs["b"]) == 5, what="the other to work")
             assert other.statistics().is_active
+
+
+def test_a_leader_whose_controller_ends_by_itself_resigns_when_its_last_run_has_ended(
+    db: DbApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reconcile(_request: Request) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    with (
+        Election(db, "flows", holder="a", lease_s=3600.0) as first,  # which does not end by itself
+        Controller(cache := ports(1), reconcile, election=first) as own,
+    ):
+        try:
+            assert begun.wait(WAIT_S)
+            cache.is_closed = True
+            wait_until(lambda: "ends by itself, and gives up its leadership" in caplog.text, what="a word about it")
+            assert own.is_closed
+            assert first.is_leader(), "its run has not ended"
+        finally:
+            go_on.set()
+        with Election(db, "flows", holder="b", lease_s=2.0) as second:
+            second.wait_leader(timeout_s=WAIT_S)

@@ -258,6 +258,48 @@ def test_a_controller_that_ends_by_itself_gives_its_shards_up(
     assert "ends by itself, and gives up its shards" in caplog.text
 
 
+def test_a_controller_whose_run_notices_first_that_the_cache_was_closed_gives_its_shards_up(
+    tmp_path: pathlib.Path,
+) -> None:
+    begun = threading.Event()
+    cache = ports(1)
+
+    def reconcile(request: Request) -> None:
+        begun.set()
+        wait_until(lambda: cache.is_closed, what="the cache to be closed")
+        request.cache.get("port", "p0")
+
+    with (
+        open_nb(sqlite_url(tmp_path)) as nb,
+        KeyShards(nb.db, "flows", count=2, holder="a", lease_s=3600.0) as shards,
+        Controller(cache, reconcile, shards=shards) as controller,
+    ):
+        assert begun.wait(WAIT_S)
+        cache.is_closed = True
+        wait_until(lambda: controller.is_closed, what="the controller to end")
+        wait_until(lambda: not records(nb), what="nothing to be left for the others to wait for")
+
+
+def test_a_controller_whose_loop_has_ended_gives_its_shards_up(tmp_path: pathlib.Path) -> None:
+    cache = ports(1)
+
+    async def reconcile(_request: nb_aio.Request) -> None: ...
+
+    async def forget(shards: nb_aio.KeyShards) -> nb_aio.Controller:
+        controller = nb_aio.Controller(cache, reconcile, shards=shards)
+        await controller.wait_idle(timeout_s=WAIT_S)
+        return controller
+
+    with open_nb(sqlite_url(tmp_path)) as nb:
+        shards = nb_aio.KeyShards(nb_aio.NbApi(nb), "flows", count=1, holder="a", lease_s=3600.0)
+        with shards.blocking:
+            controller = asyncio.run(forget(shards))
+            wait_until(lambda: shards.blocking.statistics().held == 1, what="the shard")
+            cache.put("port", "p0", 1)
+            wait_until(lambda: controller.is_closed, what="the controller to end")
+            wait_until(lambda: not records(nb), what="nothing to be left for the others to wait for")
+
+
 def test_a_controller_that_is_closed_leaves_its_shards_to_the_program(tmp_path: pathlib.Path) -> None:
     with (
         open_nb(sqlite_url(tmp_path)) as nb,

@@ -19,6 +19,7 @@ from nb_api.testing.replay import WAIT_S
 from pubsub_api.errors import Closed, Forked, WaitTimeout
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conformance.forks import in_forked_child, outcome
+from tests.helpers.histories import SqliteFile
 from tests.helpers.lease_child import candidate_process
 from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
@@ -48,6 +49,30 @@ class Log:
             db, "sweeper", holder=holder, lease_s=lease_s,
             on_gain=self.calls.append, on_loss=lambda: self.calls.append(None),
         )  # fmt: skip
+
+
+def test_tokens_go_on_rising_when_the_database_lost_everything(tmp_path: pathlib.Path) -> None:
+    file, log = SqliteFile(), Log()
+    file.new(tmp_path)
+    with (
+        contextlib.closing(open_db(file.url)) as one,
+        contextlib.closing(open_db(file.url)) as other,
+        log.election(one, "a") as first,
+    ):
+        first.wait_leader(timeout_s=WAIT_S)
+        for number in range(20):  # a history that the new one does not catch up with at once
+            one.create("port", f"p{number}", number, topic="t")
+        with log.election(other, "b") as second:
+            wait_until(lambda: second.statistics().leader == "a", WAIT_S, "the other to be seen")
+            first.close()
+            second.wait_leader(timeout_s=WAIT_S)
+            file.lose()
+            wait_until(lambda: log.calls.count(None) == 2, WAIT_S, "the loss to be noticed")
+            second.wait_leader(timeout_s=WAIT_S)
+            wait_until(lambda: len(log.calls) == 5, WAIT_S, "the third term")
+    tokens = [token for token in log.calls if token is not None]
+    assert len(tokens) == 3
+    assert tokens == sorted(set(tokens))
 
 
 class TestInOneProcess:

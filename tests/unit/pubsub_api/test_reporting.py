@@ -192,6 +192,17 @@ def test_who_says_nothing_is_sent_away_and_holds_up_nobody(endpoint: reporting.E
         assert ask(endpoint, "/healthz")[0] == 200
 
 
+def test_clients_that_are_slow_make_room_for_a_probe(endpoint: reporting.Endpoint) -> None:
+    host, port = parse_address(endpoint.url.removeprefix("http://"))
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, port), timeout=WAIT_S)) for _ in range(ASKERS_MAX)]
+        for sock in slow:
+            sock.sendall(b"GET /healthz")
+        for _ in range(3):
+            assert ask(endpoint, "/healthz")[0] == 200
+        assert slow[0].recv(1) == b"", "the one that was there for longest"
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [("9100", ("127.0.0.1", 9100)), ("0.0.0.0:9100", ("0.0.0.0", 9100)), ("[::1]:9100", ("::1", 9100))],
