@@ -160,6 +160,8 @@ def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
             counts = collections.Counter(found.table for found in snapshot)
         for table, count in sorted(counts.items()):
             output.result({"table": table, "objects": count}, f"{table} {count:,}")
+        if not counts and nb.db.revision():
+            note("heliograph db: there are no objects")
         return exits.OK
     found = nb.get_all(args.table, topics=args.topics)
     for one in found:

@@ -73,6 +73,9 @@ def _add(args: argparse.Namespace, known: targets.Contexts) -> bool:
     context = {name: getattr(args, name) for name in targets.VARIABLES if getattr(args, name)}
     if not context:
         _refuse("a context needs at least one of --bus, --db, --log and --config-file")
+    for name in ("bus", "db", "log"):
+        if "://" not in (url := context.get(name, "://")):
+            _refuse(f"--{name} {url!r} is no URL: write driver://...")
     known.contexts[args.name] = context
     known.current = known.current or args.name
     return True
