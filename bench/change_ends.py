@@ -1,4 +1,4 @@
-"""From a write in a database to the copies of those who follow it: the two ends of a system that is compared.
+"""From a write in a database to the copies of its followers: the two ends of a system that is compared.
 
 The writer writes objects, one or several per transaction; the follower keeps a copy of them all and tells a `CopySink`
 of every change when its copy has it.  The value of an object holds its number and the time just before it was written.

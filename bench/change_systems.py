@@ -1,4 +1,4 @@
-"""Which systems take a change from a database to those who follow it: Heliograph's, and what is made by hand."""
+"""Which systems take a change from a database to its followers: Heliograph's, and what is made by hand."""
 
 from __future__ import annotations
 

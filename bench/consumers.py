@@ -39,10 +39,7 @@ def events_per_s(workers: Sequence[Worker], total: int, begun_ns: int) -> float:
     """Wait until the workers have acknowledged everything that they were told to begin with.  Raises WorkerFailed."""
     deadline = time.monotonic() + RUN_TIMEOUT_S
     while time.monotonic() < deadline:
-        tallies: list[Tally] = []
-        for worker in workers:
-            worker.tell("how many?")
-            tallies.append(worker.hear())
+        tallies: list[Tally] = [worker.ask("how many?") for worker in workers]
         if sum(tally.count for tally in tallies) >= total:
             return total / (max(tally.ended_ns for tally in tallies) - begun_ns) * NS_PER_S
         time.sleep(_POLL_S)

@@ -41,7 +41,7 @@ class DatabaseServer:
     """A server that runs, or for SQLite a directory."""
 
     new_url: Callable[[], str]
-    """The URL of a database that nobody has used yet."""
+    """The URL of a database that was not used yet."""
     pid: int = 0
     """0: there is no server."""
 

@@ -7,11 +7,15 @@ small pool: the program that publishes a change has the changed object at hand.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from pubsub_api import Event
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import encode_event, pack_body
+from pubsub_api.core.frame import Kind
 
 TABLE = "port"
 POOL = 256
@@ -62,6 +66,12 @@ def mapping(number: int) -> dict[str, Any]:
 def tuned(number: int) -> TunedEvent:
     at = number & (POOL - 1)
     return TunedEvent(TABLE, KEYS[at], "set", VALUES[at], number, time.time_ns())
+
+
+def frame(guid: bytes, topic: str, events: Sequence[Event], first: int) -> bytes:
+    """A frame of these events, numbered from ``first`` on, as a publisher makes it in a flood."""
+    body = pack_body([encode_event(one, time.time_ns()) for one in events])
+    return frames.pack(Kind.DATA, guid, topic, body, first=first, after=first - 1, count=len(events))
 
 
 def event(number: int, topic: str) -> Event:

@@ -19,9 +19,6 @@ import durable_log
 from bench import events
 from bench.consumers import GROUP
 from bench.workers import Worker, WorkerFailed
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 
 OPTIONS = {"member_lease": 2.0}
 TOPICS = 32
@@ -61,17 +58,10 @@ class Pulse:
     def beat(self) -> None:
         self._number += 1
         now = time.monotonic_ns()
-        made = []
-        for number in range(TOPICS):
-            topic = events.topic(number)
-            event = events.event(now, topic)
-            body = pack_body([encode_event(event, 1)])
-            made.append(
-                frames.pack(
-                    Kind.DATA, self._guid, topic, body, first=self._number, after=self._number - 1, count=1, timestamp=1
-                )
-            )
-        self._log.append(made)
+        topics = [events.topic(number) for number in range(TOPICS)]
+        self._log.append(
+            [events.frame(self._guid, topic, [events.event(now, topic)], self._number) for topic in topics]
+        )
 
 
 def stalled_s(url: str, *, kills_leader: bool) -> float:
@@ -85,7 +75,7 @@ def stalled_s(url: str, *, kills_leader: bool) -> float:
             workers.append(stack.enter_context(Worker(member, url)))
             pids.append(workers[-1].hear())
         _wait(pulse, workers, after_ns=time.monotonic_ns())
-        leading = [_ask(worker)[1] for worker in workers]
+        leading = [worker.ask("news?")[1] for worker in workers]
         doomed = leading.index(True) if kills_leader else leading.index(False)
         os.kill(pids[doomed], signal.SIGKILL)
         killed_ns = time.monotonic_ns()
@@ -101,14 +91,8 @@ def _wait(pulse: Pulse, workers: Sequence[Worker], *, after_ns: int) -> int:
         time.sleep(_INTERVAL_S)
         newest: dict[str, int] = {}
         for worker in workers:
-            for topic, version in _ask(worker)[0].items():
+            for topic, version in worker.ask("news?")[0].items():
                 newest[topic] = max(version, newest.get(topic, 0))
         if len(newest) == TOPICS and min(newest.values()) > after_ns:
             return time.monotonic_ns()
     raise WorkerFailed(f"the group stood still for {_SETTLE_TIMEOUT_S} s")
-
-
-def _ask(worker: Worker) -> tuple[dict[str, int], bool]:
-    worker.tell("news?")
-    answer: tuple[dict[str, int], bool] = worker.hear()
-    return answer

@@ -45,14 +45,16 @@ def measure(bus: str, url: str, count: int) -> list[int]:
         publisher = stack.enter_context(pubsub_api.open(bus)).publisher()
         workers = [stack.enter_context(Worker(member, bus, url)) for _ in range(2)]
         deadline = time.monotonic() + _TIMEOUT_S
-        while not all(_ask(worker) for worker in workers):
+        while not all(worker.ask("news?") for worker in workers):
             _publish(publisher, TOPICS)
             _check(deadline, "both members to have a share")
         started_ns = time.monotonic_ns()
         _publish(publisher, count)
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
-            found = [took for worker in workers for version, took in _ask(worker).items() if version >= started_ns]
+            found = [
+                took for worker in workers for version, took in worker.ask("news?").items() if version >= started_ns
+            ]
             if len(found) == count:
                 break
             _check(deadline, f"{count} events, of which {len(found)} came")
@@ -66,12 +68,6 @@ def _publish(publisher: pubsub_api.Publisher, count: int) -> None:
     for number in range(count):
         publisher.send_event(events.event(time.monotonic_ns(), events.topic(number % TOPICS)))
         time.sleep(_INTERVAL_S)
-
-
-def _ask(worker: Worker) -> dict[int, int]:
-    worker.tell("news?")
-    answer: dict[int, int] = worker.hear()
-    return answer
 
 
 def _check(deadline: float, what: str) -> None:

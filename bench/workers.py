@@ -78,6 +78,11 @@ class Worker:
             raise WorkerFailed(f"{self._name} failed:\n{message.trace}")
         return message
 
+    def ask(self, question: object, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Tell it something and hear the answer."""
+        self.tell(question)
+        return self.hear(timeout_s)
+
     def end(self) -> None:
         """Let a worker that has given its last answer leave by itself, for a bounded time."""
         self._process.join(_JOIN_TIMEOUT_S)
@@ -95,6 +100,14 @@ class Worker:
         self._pipe.close()
 
 
+def ask_once(role: Callable[..., None], *arguments: Any, timeout_s: float) -> Any:
+    """The one answer of a worker that is started for it.  Raises WorkerFailed."""
+    with Worker(role, *arguments) as worker:
+        answer = worker.hear(timeout_s)
+        worker.end()
+        return answer
+
+
 def _work(pipe: Connection, role: Callable[[], None]) -> None:
     # Loss is provoked on purpose and counted; what a library says about it would only disturb the display.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -102,7 +115,7 @@ def _work(pipe: Connection, role: Callable[[], None]) -> None:
         with profiles.recording(multiprocessing.current_process().name):
             role()
     except Exception:  # noqa: BLE001  it is told to the parent, which raises it
-        # When the parent is gone there is nobody to tell.
+        # When the parent is gone no process hears it.
         with contextlib.suppress(OSError):
             pipe.send(_Failure(traceback.format_exc()))
         raise SystemExit(1) from None

@@ -25,6 +25,7 @@ from pubsub_api import Session
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import UsageError
 from pubsub_api.core.topics import check_filter
+from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class DurabilityClient(Closeable):
         deadline = time.monotonic() + timeout_s
         done_spaces: set[str] = set()
         readings = {} if readings is None else readings
-        pause_s = _ASK_AGAIN_S
+        pauses = Backoff(_ASK_AGAIN_S, _ASK_AGAIN_S_MAX)
         has_found_service = False
         while True:
             services = self._services(topics, deadline, settle_s=0.05 if has_found_service else 0.2)
@@ -155,8 +156,7 @@ class DurabilityClient(Closeable):
                 return HistoryOutcome.COMPLETE
             if time.monotonic() >= deadline or self._asker.is_closed:
                 return HistoryOutcome.TIMED_OUT if has_found_service else HistoryOutcome.NO_SERVICE
-            self._asker.pause(min(pause_s, deadline - time.monotonic()))
-            pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
+            self._asker.pause(min(pauses.next_s(), deadline - time.monotonic()))
 
     def close(self) -> None:
         """Idempotent."""

@@ -63,15 +63,15 @@ OPTIONS: Sequence[cfg.Opt] = (
          "store, or host name and process id. The highest name wins a tie."),
     text("store", "", "File for PERSISTENT data. Empty: everything is kept in memory only."),
     cfg.ListOpt("fellows", default=[], help="Addresses of the other services, for drivers whose publishers bind; "
-                "with a broker or router everybody is found there."),
+                "with a broker or router all are found there."),
     cfg.ListOpt("kinds", default=[], help="How long data of which topics is kept: FILTER=KIND, the first match wins. "
                 "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT; the last for all other topics."),
     *advanced(
         text("domain", "default", "Services of other domains are not heard. One level of a topic."),
         text("role", "default", "Role of this service. Merge policies select by the other side's role."),
         text("snapshot_directory", "", "Where snapshots are written. Empty: none are made."),
-        text("admin_key", "", "Who has this key may delete history and have snapshots made: the same text in the "
-             "services and where such requests come from, 16 bytes or more. Empty: nobody may.", secret=True),
+        text("admin_key", "", "With this key history can be deleted and snapshots be made: the same text in the "
+             "services and where such requests come from, 16 bytes or more. Empty: neither can be done.", secret=True),
         cfg.ListOpt("name_spaces", default=[DEFAULT_NAME_SPACE], help="Name-spaces, each described by a group "
                     "[durability_name_space:NAME]."),
         cfg.ListOpt("policies", default=[DEFAULT_POLICY], help="Policies in order, each described by a group "
@@ -81,13 +81,13 @@ OPTIONS: Sequence[cfg.Opt] = (
         cfg.ListOpt("lifespans", default=[], help="How long samples are worth keeping, by topic: FILTER=SECONDS, the "
                     "first match wins; 0, as for all other topics: for ever."),
         seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
-        seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
+        seconds("no_service_time", 2.0, 0.1, 3600.0, "A reader of history that hears from no service for this long is "
                 "told that there is none."),
         seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
         count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
         count("injection_peers_min", 0, 0, 1000, "Before the set on disk of any service becomes the set of the domain, "
               "so many other services of its role must be there: an old or lagging set that starts first and alone is "
-              "not taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
+              "not taken for the newest. Where fewer are left, no service becomes complete. 0: one is enough."),
         seconds("cleanup_delay", DAY_S, 1.0, 365 * DAY_S, "Deletions are remembered this long. A service that was "
                 "away for longer does not bring its old data back."),
         count("buckets", 1024, 16, BUCKETS_MAX, "Parts in which sets are compared, and read from disk: the same in all "
@@ -95,8 +95,8 @@ OPTIONS: Sequence[cfg.Opt] = (
               "another number is written anew at the start."),
         size("hot_bytes_max", 512 * MIB, "Memory for what is on disk as well: PERSISTENT data that was used lately, "
              "and changes that are not in their place on disk yet. A set that fits in is never read twice."),
-        flag("require_aligner", False, "End with an error when, a discovery period after the first, nobody may lead a "
-             "name-space. Otherwise the service waits for somebody who may."),
+        flag("require_aligner", False, "End with an error when, a discovery period after the first, no service may "
+             "lead a name-space. Otherwise the service waits for one that may."),
         text("lease_file", "", "File whose time the watchdog renews while the service works, for a supervisor to look "
              "at. Empty: none."),
         cfg.StrOpt("tracing_verbosity", default=Level.INFO.name, choices=_choices(Level),
@@ -124,8 +124,8 @@ MISSING_RANGES_MAX = 1000
 """Ranges of events that the bus gave up and that publishers are asked for again, in case they were only cut off."""
 ASK_AGAIN_INTERVAL_S = 2.0
 ASK_AGAIN_ATTEMPTS_MAX = 9
-"""When they are asked for the second time, then after twice as long, and so on, for a quarter of an hour.  Then nobody
-has them any more."""
+"""When they are asked for the second time, then after twice as long, and so on, for a quarter of an hour.  Then no
+publisher has them any more."""
 GATHER_BYTES_MAX = 4 * MIB
 """While the disk is busy live events are gathered, and of each object only what is kept goes on, until their frames
 have this size."""
@@ -145,9 +145,9 @@ NAME_SPACE_OPTIONS: Sequence[cfg.Opt] = advanced(
 POLICY_OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.StrOpt("name_space", default="*", help="Expression that is matched against names of name-spaces, also of those "
                "that only fellows have."),
-    cfg.BoolOpt("aligner", default=True, help="Give data to fellows. Only who does can become master."),
+    cfg.BoolOpt("aligner", default=True, help="Give data to fellows. Only a service that does can become master."),
     cfg.StrOpt("alignee", default=Alignee.INITIAL.name, choices=_choices(Alignee),
-               help="When the data is fetched: at once, when somebody here wants it, or never for keeping."),
+               help="When the data is fetched: at once, when a reader here wants it, or never for keeping."),
     cfg.StrOpt("durability", default=Kind.PERSISTENT.name, choices=_choices(Kind),
                help="Data is kept no stronger than this."),
     cfg.BoolOpt("delayed_alignment", default=False, help="A late set on disk is still used when the domain is empty "

@@ -37,7 +37,7 @@ OPTIONS: Sequence[cfg.Opt] = (
         cfg.ListOpt("compact_topics", default=[],
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
         seconds("compact_tombstone_age", 7 * DAY_S, 0.0, _CENTURY_S,
-                "A delete in a compacted topic stays this long, for those who were away."),
+                "A delete in a compacted topic stays this long, for readers that were away."),
         seconds("operation_timeout", 10.0, 0.05, 3600.0,
                 "How long one operation may take, waiting for others included. Then the log counts as unavailable."),
         count("seal_events", 200_000, 1, 100_000_000,

@@ -58,8 +58,8 @@ class LogCorrupt(LogError):
         self.shard = shard
         self.first = first
         self.end = end
-        """The offsets concerned, from ``first`` up to but without ``end``; None when it is not about offsets.  Who can
-        do without them reads on at ``end``."""
+        """The offsets concerned, from ``first`` up to but without ``end``; None when it is not about offsets.  A reader
+        that can do without them reads on at ``end``."""
 
 
 class LogReplaced(LogError):

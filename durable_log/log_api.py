@@ -5,7 +5,7 @@ A *log* has a number of *shards*.  A frame goes, undecoded, to the shard that th
 in order of appending.  A stored frame covers a range of offsets.
 
 A log can be given more shards (`LogApi.set_shards`).  A new shard takes topics over from an old one, its parent, where
-that ended at that moment; who reads both has to finish the parent up to there first: `ShardState.after`.
+that ended at that moment; a reader of both has to finish the parent up to there first: `ShardState.after`.
 
 The log knows where each stream (publisher GUID and topic) stands.  Events that it holds already are not stored again,
 so appending is idempotent: after a crash, or with several recorders, the same frames may be appended as often as one
@@ -67,7 +67,7 @@ class StoredFrame(NamedTuple):
     shard: int
     offset: int
     """Offset of the first event that counts."""
-    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which is not needed here
     """How many events count: those of the frame that the log did not hold before.  Normally all; but a frame whose
     middle was known already is stored as two, and then events behind ``skipped + count`` do not count either."""
     skipped: int

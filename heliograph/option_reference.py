@@ -11,24 +11,12 @@ from collections.abc import Iterator
 
 from oslo_config import cfg
 
-from pubsub_api.runtime.removed_options import REMOVED
-
 PAGE = pathlib.Path("docs/options.md")
 _HEAD = """# All options
 
 Generated from the code by `./run genconfig`. `etc/heliograph.conf` shows the options that most sites look at; here they
 are **bold**. The others are advanced: their defaults fit nearly everywhere. A process refuses to start with an option
-that is not on this page. The error names the most similar option, or what replaces an option of [an earlier
-release](#options-that-are-gone).
-"""
-_GONE = """
-## Options that are gone
-
-Earlier releases had options that no site changed. They are constants in the code now, with their reason beside them, or
-follow from another option. A process refuses to start with a configuration file that sets one, and the error says so.
-
-| group | constants | now given by |
-| --- | --- | --- |
+that is not on this page. The error names the most similar option.
 """
 
 
@@ -61,11 +49,6 @@ def _lines() -> Iterator[str]:
         for option in options:
             name = option.name if option.advanced else f"**{option.name}**"
             yield f"| {name} | {_default(option)} | {_meaning(option)} |\n"
-    yield _GONE
-    for group, names in REMOVED.items():
-        constants = ", ".join(name for name, given_by in names.items() if not given_by)
-        others = "; ".join(f"{name}: {given_by}" for name, given_by in names.items() if given_by)
-        yield f"| {group} | {constants} | {others} |\n".replace("*", "\\*")
 
 
 def _default(option: cfg.Opt) -> str:

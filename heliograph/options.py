@@ -123,11 +123,14 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """``--seeds``, ``--seed`` and ``--first``: which seeds a simulation runs."""
+    """``--seeds``, ``--seed``, ``--first`` and ``--profile``: which seeds a simulation runs, and with which faults."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", metavar="N", type=positive_int, default=1000, help="how many (default: 1000)")
     which.add_argument("--seed", metavar="S", type=natural_int, help="replay one seed and show what happened")
     parser.add_argument("--first", metavar="S", type=natural_int, default=0, help="the first seed (default: 0)")
+    parser.add_argument(
+        "--profile", metavar="NAME", help="the same kind of faults for all seeds; an unknown name lists the profiles"
+    )
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
@@ -139,9 +142,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bus(parser: argparse._ActionsContainer, what: str) -> None:
-    """``--bus``, and the hidden ``--url``, its former name in some commands."""
     parser.add_argument("--bus", metavar="URL", help=what)
-    parser.add_argument("--url", dest="bus", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_context(parser: argparse._ActionsContainer) -> None:

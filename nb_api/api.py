@@ -165,7 +165,7 @@ class NbApi(Closeable):
         One round trip to the database, unless ``value`` is a function from the present value to the new one, which is
         read first.  The function is called again when another writer changed the object meanwhile, so that no update is
         lost; at most a hundred times.  With ``expected_version`` there is one attempt.  An update that changes neither
-        value nor topic writes nothing and tells nobody; the present version is returned.
+        value nor topic writes nothing and publishes nothing; the present version is returned.
 
         Raises ObjectNotFound, VersionConflict, InvalidObject, InvalidTopic, LimitReached, and what the function raises.
         """
@@ -198,7 +198,7 @@ class NbApi(Closeable):
     def put(self, table: str, key: str, value: Any, *, topic: str, expected_version: int | None = None) -> int:
         """Create the object, or give it this value and topic when it exists; returns its version.  One round trip.
 
-        A put that changes nothing writes nothing and tells nobody; the present version is returned.  Raises
+        A put that changes nothing writes nothing and publishes nothing; the present version is returned.  Raises
         InvalidObject, InvalidTopic, LimitReached, and with ``expected_version`` as `update`.
         """
         return self._apply([Write("put", table, key, value, topic, expected_version)])[0]

@@ -170,7 +170,7 @@ class DbApi(abc.ABC):
         """The second half of `apply`, for what `check` has returned, which is at least one write: what became of each.
 
         With the writes that is all that the feed shows of them (`nb_api.core.writes.committed_changes`), so that
-        nobody has to read it.  One round trip to the store, two when the driver has to look at the objects first.
+        no caller has to read it.  One round trip to the store, two when the driver has to look at the objects first.
         """
 
     @abc.abstractmethod
@@ -259,7 +259,7 @@ class DbApi(abc.ABC):
     def tell_report(self, name: str, data: bytes) -> ToldReport:  # noqa: ARG002  a driver may do without
         """Keep ``data`` under a name, in place of what was there: what a process tells of itself (`nb_api.fleet`).
 
-        A report is no object: it has no revision, the feed and the outbox do not show it, nobody who waits is woken.
+        A report is no object: it has no revision, the feed and the outbox do not show it, and it ends no wait.
         One that a crash of the store takes back is told again soon, so no commit waits for a disk where that can be
         had.  Raises LimitReached for what is too large, NotSupported, DbUnavailable.
         """

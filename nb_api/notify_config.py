@@ -16,7 +16,7 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
         count("changes_kept", 1_000_000, 1, 10_000_000_000,
               "Changes that the feed keeps at least. A controller that missed more reads a snapshot."),
         seconds("outbox_age", 5.0, 0.1, DAY_S,
-                "A change that nobody has confirmed as published for this long is published by the sweeper: its writer "
+                "A change that was not confirmed as published for this long is published by the sweeper: its writer "
                 "has died. It looks five times as often, once a second at least."),
         seconds("retry_interval_max", 30.0, 0.01, 3600.0,
                 "Longest pause before a resync that failed, or a database that was away when a publisher service "
@@ -44,8 +44,8 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
                 "When a publisher or the broker could not be reached for this long, or frames were refused, the "
                 "database is read instead, and again as often until that ends. 0: never."),
         seconds("snapshot_jitter", 5.0, 0.0, 3600.0,
-                "A full resync that nobody waits for is delayed by a random part of this. Those of one cache that are "
-                "closer together than twice this are deferred and joined."),
+                "A full resync that no caller waits for is delayed by a random part of this. Those of one cache that "
+                "are closer together than twice this are deferred and joined."),
     ),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.PortOpt("health_port", default=8867, help="Port of health = http, on 127.0.0.1. 0 lets the system choose one."),
     cfg.ListOpt("watch_tables", default=[],
                 help="Tables that controllers write without a bus. The elected service publishes every change of "
-                     "them, whoever made it. Needs [pubsub] enable_df_pub_sub."),
+                     "them, from every writer. Needs [pubsub] enable_df_pub_sub."),
     *advanced(
         cfg.StrOpt("log_level", choices=["debug", "info", "warning", "error"], mutable=True,
                    help="What the service logs; it wins over the command line. Read again at SIGHUP."),

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 
+from publisher_service import config
 from publisher_service.core.service_side import ConnectionState, ServiceCore, TakenBatch, WorkerConnection
 from publisher_service.errors import WorkerProtocolError
 from publisher_service.sequencer import Sequencer
@@ -28,14 +29,6 @@ _TURN_S = 1.0
 _QUIET_S = 0.05
 _OUTGOING_BYTES_MAX = 64 * 1024
 """A worker that does not read its acknowledgements is cut off when this many bytes of them wait."""
-
-
-@dataclasses.dataclass
-class IntakeLimits:
-    """What may change while it runs."""
-
-    read_bytes_max: int
-    hello_timeout_s: float
 
 
 @dataclasses.dataclass
@@ -65,15 +58,14 @@ class _Peer:
 class Intake:
     """Made by the service.  `start` begins the thread; `stop` drains, ends it and closes every connection."""
 
-    def __init__(self, listener: socket.socket, core: ServiceCore, sequencer: Sequencer, limits: IntakeLimits) -> None:
+    def __init__(self, listener: socket.socket, core: ServiceCore, sequencer: Sequencer) -> None:
         self._listener = listener
         self._core = core
         self._sequencer = sequencer
-        self.limits = limits
         self.counters = ConnectionCounters()
         self.turned_at = time.monotonic()
         """When the loop turned last: how the watchdog knows that it lives."""
-        self._buffer = memoryview(bytearray(limits.read_bytes_max))
+        self._buffer = memoryview(bytearray(config.READ_BYTES_MAX))
         """What was read last, from any worker: fresh memory for every read would cost more than the read."""
         self._peers: dict[int, _Peer] = {}
         self._is_accepting = True
@@ -268,7 +260,7 @@ class Intake:
         for peer in [peer for peer in self._peers.values() if peer.connection.state is not ConnectionState.OPEN]:
             if peer.connection.state is ConnectionState.ENDED:
                 self._write(peer)
-            elif now - peer.since > self.limits.hello_timeout_s:
+            elif now - peer.since > config.HELLO_TIMEOUT_S:
                 self.counters.greeting_timeouts += 1
                 self._close(peer)
 

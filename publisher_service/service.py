@@ -21,7 +21,7 @@ from publisher_service import config, health, ownership, reporting
 from publisher_service.core import messages
 from publisher_service.core.service_side import IntakeSettings, ServiceCore
 from publisher_service.errors import JournalError
-from publisher_service.intake import Intake, IntakeLimits
+from publisher_service.intake import Intake
 from publisher_service.journal import Journal, RecoveredJournal, predecessor_of
 from publisher_service.sequencer import Sequencer
 from publisher_service.upkeep import start
@@ -80,8 +80,7 @@ class PublisherService:
                 raise InvalidConfig(f"{self._path} is the publisher's own socket: set [zmq] ipc_path to another one")
             listener = parts.enter_context(socket_file.listen(self._path))
             parts.callback(self._path.unlink, missing_ok=True)
-            limits = IntakeLimits(read_bytes_max=config.READ_BYTES_MAX, hello_timeout_s=config.HELLO_TIMEOUT_S)
-            self.intake = Intake(listener, self.core, self.sequencer, limits)
+            self.intake = Intake(listener, self.core, self.sequencer)
             self.intake.start()
             parts.callback(self._stop_intake)
             if start.are_wanted(self.conf):

@@ -100,7 +100,7 @@ LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("send_wait", 0.1, 0.0, 60.0,
             "How long a publisher waits for a subscriber that takes no more, before frames are dropped for it, which "
             "is detected and repaired. While it takes nothing the publisher waits once a second at most, with zenoh "
-            "once, and ten times as long for a frame larger than 64 kB. 0: not at all. Redis waits for nobody."),
+            "once, and ten times as long for a frame larger than 64 kB. 0: not at all. Redis does not wait."),
     cfg.ListOpt("answer_scopes", default=["#"],
                 help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for all. "
                      "Set it where access control lets it answer for these only, with redis and zenoh."),
@@ -120,7 +120,7 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
 
 REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
     count("min_services", 0, 0, 1000,
-          "How many of those who keep history durably must hold an event before Publisher.confirm returns."),
+          "How many services that keep history durably must hold an event before Publisher.confirm returns."),
     seconds("cache_age_max", 300.0, 0.001, DAY_S, "Frames older than this leave a cache."),
     seconds("resync_jitter", 1.0, 0.0, DAY_S, "A resync after loss is delayed by a random part of this. Resyncs that "
             "are closer together than this are joined."),
@@ -246,7 +246,7 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
 
     The configured directory when it can be made and written, else the user's runtime directory, else a directory of the
     user under the system's temporary one.  Raises InvalidConfig when none of them can be used, and UnsafeFile when
-    everybody could replace the socket.
+    every user could replace the socket.
     """
     configured = pathlib.Path(conf[GROUP].publisher_multiproc_socket)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"

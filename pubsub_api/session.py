@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.subscribing import history as histories
-from pubsub_api.subscribing.dispatching import OnEvent, OnEvents, OnFrames, OnResync, one_by_one
+from pubsub_api.subscribing.dispatching import Callbacks, OnEvent, OnEvents, OnFrames, OnResync, in_batches
 from pubsub_api.subscribing.history import HistorySource
 from pubsub_api.subscribing.history_gate import HistoryGate
 from pubsub_api.subscribing.past import Past, understood
@@ -138,19 +139,13 @@ class Session(Closeable):
             found: Subscriber = subscriber  # by its methods, not by its class
             return found
         gate = None
+        callbacks = Callbacks(in_batches(on_event, on_events), on_resync=on_resync)
         if isinstance(wanted, Durability | HistorySource) and wanted is not Durability.VOLATILE:
-            gate = self._gate(topics, wanted, on_event, on_events, on_resync)
-            on_event, on_events, on_resync = None, gate.live, gate.resync
+            gate = self._gate(topics, wanted, callbacks)
+            callbacks = Callbacks(gate.live, on_resync=gate.resync)
             wanted = History() if gate.asks_publishers else None
-        return self._bus_subscriber(
-            topics,
-            addresses,
-            on_event=on_event,
-            on_events=on_events,
-            on_resync=on_resync,
-            history=wanted if isinstance(wanted, History) else None,
-            gate=gate,
-        )
+        history = wanted if isinstance(wanted, History) else None
+        return self._bus_subscriber(topics, addresses, callbacks, gate=gate, history=history)
 
     def frames(
         self,
@@ -173,14 +168,8 @@ class Session(Closeable):
         wanted = understood(past)
         if scheme_of(_checked(topics)) is not None or not (wanted is None or isinstance(wanted, History)):
             raise UsageError("only publishers and caches have frames: groups and kept history have none")
-        return self._bus_subscriber(
-            topics,
-            addresses,
-            on_frames=on_frames,
-            on_resync=on_resync,
-            takes_repeats=takes_repeats,
-            history=wanted,
-        )
+        callbacks = Callbacks(on_frames=on_frames, on_resync=on_resync)
+        return self._bus_subscriber(topics, addresses, callbacks, history=wanted, takes_repeats=takes_repeats)
 
     def group(
         self,
@@ -219,33 +208,34 @@ class Session(Closeable):
         self._adopt(made)
         return made
 
-    def _bus_subscriber(self, topics: Sequence[str], addresses: Sequence[str] | None, **rest: Any) -> Subscriber:
+    def _bus_subscriber(
+        self,
+        topics: Sequence[str],
+        addresses: Sequence[str] | None,
+        callbacks: Callbacks,
+        *,
+        gate: HistoryGate | None = None,
+        **wishes: Any,
+    ) -> Subscriber:
+        """``wishes``: fields of the settings that no option has."""
+        configured = settings.subscriber_settings(self._conf, self._driver.capabilities)
         subscriber = Subscriber(
             self._driver,
-            settings.subscriber_settings(self._conf, self._driver.capabilities),
+            dataclasses.replace(configured, **wishes),
             list(topics),
+            callbacks,
             addresses=self._driver.listen_addresses() if addresses is None else addresses,
-            queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
+            gate=gate,
             clock=self._clock,
-            **rest,
         )
         self._adopt(subscriber)
         return subscriber
 
-    def _gate(
-        self,
-        topics: Sequence[str],
-        past: Durability | HistorySource,
-        on_event: OnEvent | None,
-        on_events: OnEvents | None,
-        on_resync: OnResync | None,
-    ) -> HistoryGate:
-        if on_event and on_events:
-            raise UsageError("give one of on_event and on_events")
+    def _gate(self, topics: Sequence[str], past: Durability | HistorySource, callbacks: Callbacks) -> HistoryGate:
         return HistoryGate(
             past if isinstance(past, HistorySource) else histories.open_source(self, topics, past),
-            on_events or (one_by_one(on_event) if on_event else None),
-            on_resync,
+            callbacks.on_events,
+            callbacks.on_resync,
             hold_s=HISTORY_HOLD_S,
             objects_max=HISTORY_OBJECTS_MAX,
             read_timeout_s=_HISTORY_READ_TIMEOUT_S,

@@ -59,6 +59,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         resync_jitter_s=pubsub.resync_jitter,
         resync_interval_min_s=pubsub.resync_jitter,
         pending_bytes_max=pubsub.pending_bytes_max,
+        queue_bytes_max=pubsub.receive_queue_bytes_max,
         streams_max=pubsub.streams_max,
         repair=capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,

@@ -211,7 +211,7 @@ class PartitionView:
     lag: int
     """Events of this partition that are not done."""
     is_lag_exact: bool
-    """False when there was too much to look at: then the lag is at most that, because all that nobody has looked at
+    """False when there was too much to look at: then the lag is at most that, because all that was not looked at
     counts as if it were of this partition."""
     oldest_s: float | None
     """Age of the oldest of them, by the clock of this host; None when there is none."""
@@ -244,7 +244,7 @@ class GroupView:
     """Where the leader is; empty when the group has no leader."""
     heard_s: float | None
     """How long ago the leader, or the last one, was heard of, by the clocks of its host and of this one; None when
-    nobody ever led."""
+    no process ever led."""
     status: GroupStatus | None
     """What the leader said last, without members and owners when there is no leader; None when there was none ever."""
     streams: list[PartitionView]

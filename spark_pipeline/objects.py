@@ -1,6 +1,6 @@
 """Directories in an object store, ``s3://``, ``gs://`` and ``abfss://``, for tables, snapshots and checkpoints.
 
-Who may use the store is told by the environment of each process, as for all programs of these stores:
+The environment of each process has what the store asks of its users, as for all programs of these stores:
 ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AZURE_STORAGE_ACCOUNT_NAME``, ``GOOGLE_APPLICATION_CREDENTIALS``, ...;
 the ``deltalake`` library reads the same ones.  An object appears whole, and one that must not exist yet is refused by
 the store itself.

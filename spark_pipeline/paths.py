@@ -1,20 +1,20 @@
-"""Where files are: of this package, which can be made again, and of users, who may mean another place than a disk."""
+"""Where files are: of this package, which can be made again, and of users, whose paths may name no place on a disk."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-import re
 import tempfile
 
 from pubsub_api.errors import UsageError
 from pubsub_api.runtime.plugins import without_password
+from spark_pipeline.objects import is_url
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> pathlib.Path:
     """A path that a user gave.  Raises UsageError for a URL: as a path, it would be a folder of that name."""
     text = os.fspath(given)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+    if is_url(text):
         raise UsageError(
             f"{what} must be a directory that this host and all workers have mounted, not {without_password(text)}: "
             "object stores and HDFS are not supported"

@@ -11,7 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from pubsub_api.testing.child import ChildProcess
 from tests.helpers import compiling, distribution, hang_limit, made_once
+from tests.helpers.warm_processes import WarmProcess
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -29,6 +31,8 @@ _PATIENCE = {
 for _name, _value in _PATIENCE.items():
     os.environ.setdefault(_name, _value)
 
+ChildProcess.start_process = WarmProcess
+
 # A loaded machine must not fail a property test: how long one example takes says nothing about correctness.  And two
 # runs try the same examples, so that a change fails because of what it changes; others are tried by
 # ``--hypothesis-profile exploring``.
@@ -38,11 +42,17 @@ hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--measure", action="store_true", help="write tests/helpers/seconds.json, for a run of all tests")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """No test hangs for ever.  And while tests are collected, nothing is garbage: looking for it takes a fifth of the
     time, in every process."""
     hang_limit.install(config)
     made_once.begin(config)
+    if config.getoption("measure") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(distribution.Measurement(), "measurement")
     gc.disable()
 
 

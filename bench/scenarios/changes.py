@@ -1,11 +1,11 @@
-"""From a commit to the copies of those who follow: Heliograph and what one writes by hand, on the same databases.
+"""From a commit to the copies of its followers: Heliograph and what one writes by hand, on the same databases.
 
 500 objects of about 150 bytes, one writer, 5 followers, each in a process of its own.  The delay is from right before
 the call that commits until the follower's copy has the change; at 300 changes/s, then as fast as it goes.  The writer
 by hand promises less: a follower that was away has missed what was told meanwhile, and nothing repairs it.
 
 Writing is compared with SQLite alone, too, the same driver and transactions without an outbox and a bus, and there
-nobody follows: followers would take the processor from the writer of one of the two only.
+no process follows: followers would take the processor from the writer of one of the two only.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sqlite3
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +22,9 @@ import msgspec
 from oslo_config import cfg
 
 from bench import ours_nb
-from bench.plan import Outcome, Plan, Row
+from bench.plan import Outcome, Plan, Row, median, ratio
 from bench.targets import check
-from bench.workers import Worker
+from bench.workers import ask_once
 from nb_api import NbApi
 from nb_api.db_api import Write
 from nb_api.loading import open_db
@@ -54,9 +53,9 @@ class Commits(NamedTuple):
     changes: int
     seconds: float
 
-    @property
-    def per_s(self) -> float:
-        return self.changes / self.seconds
+
+def _per_s(run: Commits) -> float:
+    return run.changes / run.seconds
 
 
 def nb_conf(driver: str, url: str = "") -> cfg.ConfigOpts:
@@ -96,7 +95,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
                 for name, role in roles.items():
                     plan.say(f"round {number} of {plan.rounds}: {name}, {size} per transaction")
                     runs[name].append(_run(role, driver, url, transactions, size))
-            measured[f"by {size}"] = _median_ratio(runs, OURS, ALONE)
+            measured[f"by {size}"] = ratio(runs[OURS], runs[ALONE], _per_s)
             rows += [_row(name, size, runs) for name in runs]
     return Outcome("commit", driver, rows, check("commit", driver, measured))
 
@@ -113,24 +112,17 @@ def _server(driver: str) -> Iterator[str]:
 
 
 def _run(role: Callable[..., None], driver: str, url: str, transactions: int, size: int) -> Commits:
-    with (
-        tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory,
-        Worker(role, pathlib.Path(directory) / "objects.db", driver, url, transactions, size) as worker,
-    ):
-        found: Commits = worker.hear(TIMEOUT_S)
-        worker.end()
+    with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
+        path = pathlib.Path(directory) / "objects.db"
+        found: Commits = ask_once(role, path, driver, url, transactions, size, timeout_s=TIMEOUT_S)
         return found
-
-
-def _median_ratio(runs: dict[str, list[Commits]], name: str, other: str) -> float:
-    return statistics.median(mine.per_s / its.per_s for mine, its in zip(runs[name], runs[other], strict=True))
 
 
 def _row(name: str, size: int, runs: dict[str, list[Commits]]) -> Row:
     return {
         "case": f"{name}, {size} per transaction",
-        "changes/s": round(statistics.median(run.per_s for run in runs[name])),
-        "of by hand": round(_median_ratio(runs, name, BY_HAND), 2),
+        "changes/s": round(median(runs[name], _per_s)),
+        "of by hand": round(ratio(runs[name], runs[BY_HAND], _per_s), 2),
     }
 
 

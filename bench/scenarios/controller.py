@@ -5,11 +5,13 @@ are decoded, applied, indexed and given to a callback that counts them: all that
 receiving.  A third of them changes a field that is indexed.
 
 Objects are looked up twice: a thousand again and again, as a controller does with those it works on, and others all
-over the copy, where the memory of the machine decides: nothing of them is in the processor's caches.
+over the copy, of which nothing is in the processor's caches.  The target is for these.
 
 The proof that a copy equals the database is measured by the CPU of the process that verifies, which with SQLite has
 that of the database in it, for a million objects.  The digests that it needs are kept with every change, so what they
 cost is part of the changes; they alone are measured by adding up as many versions.
+
+What a `Controller` on a copy adds to each run of its function is measured by `bench.scenarios.reconciling`.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bench.plan import Outcome, Plan, Row, median, ratio
+from bench.scenarios import reconciling
 from bench.scenarios.commit import nb_conf, writes
+from bench.scenarios.reconciling import Reconciled, reconcile
 from bench.scenarios.sync import OBJECTS_PER_EVENT, PLAIN, TIMEOUT_S, Sync, fill, read_plainly
 from bench.targets import check
-from bench.workers import Worker, usage_now
+from bench.workers import ask_once, usage_now
 from nb_api import CacheChange, DbObject, LocalCache, NbApi, Verification, notify_config
 from nb_api.notify_config import CACHE_GROUP
 from pubsub_api import Event
@@ -37,6 +41,8 @@ from pubsub_api.core.events import encode_event, pack_body
 OURS = "heliograph LocalCache, two indexes"
 PROOF = "heliograph LocalCache.verify"
 VERIFICATIONS = 3
+RECONCILED = 0.1
+"""Of the objects, this part is worked on by a `Controller`."""
 MILLION = 1_000_000
 FRAME_EVENTS = 64
 LOOKUPS = 20_000
@@ -78,34 +84,33 @@ def measure(plan: Plan, driver: str) -> Outcome:
     plain: list[Sync] = []
     ours: list[Copy] = []
     proofs: list[Proof] = []
+    reconciled: list[Reconciled] = []
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
         path = pathlib.Path(directory) / "objects.db"
         plan.say(f"writing {count:,} objects")
-        _call(fill, path, count)
+        ask_once(fill, path, count, timeout_s=TIMEOUT_S)
         for number in range(1, plan.rounds + 1):
             plan.say(f"round {number} of {plan.rounds}: {PLAIN}")
-            plain.append(_call(read_plainly, path, driver))
+            plain.append(ask_once(read_plainly, path, driver, timeout_s=TIMEOUT_S))
             plan.say(f"round {number} of {plan.rounds}: {OURS}")
-            ours.append(_call(follow, path, driver, plan.events))
+            ours.append(ask_once(follow, path, driver, plan.events, timeout_s=TIMEOUT_S))
             plan.say(f"round {number} of {plan.rounds}: {PROOF}")
-            proofs.append(_call(prove, path, driver))
+            proofs.append(ask_once(prove, path, driver, timeout_s=TIMEOUT_S))
+            plan.say(f"round {number} of {plan.rounds}: {reconciling.OURS}")
+            other = path.with_name(f"reconcile-{number}.db")
+            reconciled.append(ask_once(reconcile, other, round(count * RECONCILED), timeout_s=TIMEOUT_S))
     measured = {
         "memory": ratio(ours, plain, lambda run: run.bytes),
-        "look-up": median(ours, lambda run: max(run.lookup_us, run.index_us)),
+        "look-up": median(ours, lambda run: max(run.far_lookup_us, run.far_index_us)),
         "changes": median(ours, lambda run: run.changes_per_s),
         "wrong": float(max(run.wrong for run in ours)),
         "verify": median(proofs, lambda run: run.cpu_s / run.objects * MILLION),
         "differences": float(max(run.differences for run in proofs)),
+        "reconcile": median(reconciled, lambda run: run.us),
+        "runs": float(max(run.runs_per_key for run in reconciled)),
     }
-    rows = [_row(ours), _proof_row(proofs)]
+    rows = [_row(ours), _proof_row(proofs), reconciling.row(reconciled)]
     return Outcome("controller", driver, rows, check("controller", driver, measured))
-
-
-def _call(role: Callable[..., None], *arguments: Any) -> Any:
-    with Worker(role, *arguments) as worker:
-        answer = worker.hear(TIMEOUT_S)
-        worker.end()
-        return answer
 
 
 def _row(runs: Sequence[Copy]) -> Row:
@@ -181,7 +186,7 @@ def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> N
 
 def prove(pipe: Connection, path: pathlib.Path, driver: str) -> None:
     conf = nb_conf(driver)
-    conf.set_override("enable_df_pub_sub", False, group=GROUP)  # nobody publishes here: a bus would only be away
+    conf.set_override("enable_df_pub_sub", False, group=GROUP)  # no process publishes here: a bus would only be away
     with NbApi.open(conf=conf, url=f"sqlite://{path}") as nb, LocalCache(nb, tables=["port"]) as cache:
         cache.wait_synced(timeout_s=TIMEOUT_S)
         runs = [_cpu_of(cache.verify) for _ in range(VERIFICATIONS)]

@@ -17,11 +17,11 @@ import pathlib
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import durable_log
 from bench.plan import Outcome, Plan
-from bench.scenarios.log import COMMIT_FRAMES, FRAME_EVENTS, Rates, commits, make_frames
+from bench.scenarios.log import COMMIT_FRAMES, FRAME_EVENTS, Rates, append_all, make_frames, read_all
 from bench.targets import check
 from durability_service import config
 from durability_service.core import messages
@@ -83,23 +83,16 @@ def _log(rates: Rates, directory: pathlib.Path, made: list[bytes]) -> None:
     total = len(made) * FRAME_EVENTS
     with contextlib.closing(durable_log.open(f"sqlite://{directory}/log.db?shards=1")) as log:
 
-        def append() -> None:
-            for portion in commits(made):
-                log.append(portion)
-
         def read() -> None:
-            offset = 0
-            while found := log.read(0, offset):
-                offset = found[-1].end
+            for _ in read_all(log):
+                pass
 
-        rates.add("append, log", total, append)
+        rates.add("append, log", total, lambda: append_all(log, made))
         rates.add("read, log", total, read)
         with contextlib.closing(durable_log.open(f"sqlite://{directory}/copy.db?shards=1")) as copy:
 
             def read_and_append() -> None:
-                offset = 0
-                while found := log.read(0, offset):
-                    offset = found[-1].end
+                for found in read_all(log):
                     copy.append([stored.frame for stored in found])
 
             rates.add("read and append, log", total, read_and_append)
@@ -124,9 +117,8 @@ def _service(rates: Rates, case: str, directory: pathlib.Path, made: list[bytes]
         rates.add(case, total, append)
 
 
-def _wait(condition: object) -> None:
+def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    assert callable(condition)
     while not condition():
         assert time.monotonic() < deadline, "the service does not come to an end"
         time.sleep(0.001)

@@ -21,9 +21,6 @@ from bench import consumers, events, failover, group_latency, redis_server
 from bench.plan import Outcome, Plan, Row, percentile_us
 from bench.targets import check
 from bench.workers import Worker
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 from pubsub_api.testing.ports import free_port
 from shared_subscriptions import groups
 from shared_subscriptions.config import CLAIM_LEASES
@@ -66,10 +63,10 @@ def measure(plan: Plan, driver: str) -> Outcome:
     rows += [{"case": f"$queue, {name}", "of the shortest time": round(found, 3)} for name, found in jobs.items()]
     measured |= {"queue": 1 / jobs["jobs of 10 ms"], "slow member": jobs["one member 10 times slower"]}
     if plan.is_quick:
-        notes = ["nobody was killed: that takes longer than quick"]
+        notes = ["no process was killed: that takes longer than quick"]
         return Outcome("groups", driver, rows, check("groups", driver, measured), notes)
     stalls = _stalls(plan)
-    rows += [{"case": f"{who} killed", "seconds": round(seconds, 2)} for who, seconds in stalls.items()]
+    rows += [{"case": f"{killed} killed", "seconds": round(seconds, 2)} for killed, seconds in stalls.items()]
     measured["member killed"] = stalls["member"] - failover.OPTIONS["member_lease"]
     measured["leader killed"] = stalls["leader"] - CLAIM_LEASES * failover.OPTIONS["member_lease"]
     return Outcome("groups", driver, rows, check("groups", driver, measured))
@@ -147,11 +144,11 @@ def _stalls(plan: Plan) -> dict[str, float]:
     """The longest time that a killed process of each kind kept its streams from flowing."""
     stalls: dict[str, float] = {}
     for number in range(1, plan.rounds + 1):
-        for who in ("member", "leader"):
-            plan.say(f"round {number} of {plan.rounds}: groups, {who} killed")
+        for killed in ("member", "leader"):
+            plan.say(f"round {number} of {plan.rounds}: groups, {killed} killed")
             with _store("zmq") as url:
-                stalled_s = failover.stalled_s(url, kills_leader=who == "leader")
-            stalls[who] = max(stalls.get(who, 0.0), stalled_s)
+                stalled_s = failover.stalled_s(url, kills_leader=killed == "leader")
+            stalls[killed] = max(stalls.get(killed, 0.0), stalled_s)
     return stalls
 
 
@@ -193,9 +190,8 @@ def _fill(log: durable_log.LogApi, count: int) -> int:
 def _append(log: durable_log.LogApi, guid: bytes, topic: str, count: int) -> None:
     made = []
     for first in range(1, count + 1, FRAME_EVENTS):
-        size = min(FRAME_EVENTS, count + 1 - first)
-        body = pack_body([encode_event(events.event(first + i, topic), time.time_ns()) for i in range(size)])
-        made.append(frames.pack(Kind.DATA, guid, topic, body, first=first, after=first - 1, count=size))
+        numbers = range(first, min(first + FRAME_EVENTS, count + 1))
+        made.append(events.frame(guid, topic, [events.event(number, topic) for number in numbers], first))
     log.append(made)
 
 

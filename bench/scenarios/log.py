@@ -19,12 +19,10 @@ import durable_log
 from bench import events, redis_server
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
+from durable_log.log_api import LogApi, StoredFrame
 from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 
 FRAME_EVENTS = 64
 COMMIT_FRAMES = 64
@@ -113,14 +111,25 @@ def make_frames(count: int, *, keys: int = 0) -> list[bytes]:
         batch = [events.event(first + i, topic) for i in range(FRAME_EVENTS)]
         for number, event in enumerate(batch if keys else (), first):
             event.key = f"{number % keys:036x}"
-        encoded = [encode_event(event, time.time_ns()) for event in batch]
-        body = pack_body(encoded)
-        made.append(frames.pack(Kind.DATA, GUID, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
+        made.append(events.frame(GUID, topic, batch, first))
     return made
 
 
 def commits(made: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (made[start : start + COMMIT_FRAMES] for start in range(0, len(made), COMMIT_FRAMES))
+
+
+def append_all(log: LogApi, made: Sequence[bytes]) -> None:
+    for portion in commits(made):
+        log.append(portion)
+
+
+def read_all(log: LogApi) -> Iterator[list[StoredFrame]]:
+    """All that the first shard holds, in the portions of its reads."""
+    offset = 0
+    while found := log.read(0, offset):
+        yield found
+        offset = found[-1].end
 
 
 @contextlib.contextmanager
@@ -152,13 +161,11 @@ def _ours(rates: Rates, log: SegmentedLog, made: Sequence[bytes]) -> None:
     total = len(made) * FRAME_EVENTS
 
     def append() -> None:
-        for portion in commits(made):
-            log.append(portion)
+        append_all(log, made)
 
     def read() -> None:
-        offset = 0
-        while found := log.read(0, offset):
-            offset = found[-1].end
+        for _ in read_all(log):
+            pass
 
     def columns() -> None:
         assert sum(batch.num_rows for batch in durable_log.arrow_batches(log, 0, 0, total)) == total

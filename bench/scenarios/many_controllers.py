@@ -3,7 +3,7 @@ service is killed and started again (`bench.controller_runs`).
 
 The database is a PostgreSQL, whose CPU is that of the whole server.  The caches share the processor with everything
 else here, so delays say more about the machine than about Heliograph; what is checked is what must hold on any machine:
-how many snapshots the database has open at a time, and that nobody reads one after a restart.
+how many snapshots the database has open at a time, and that no cache reads one after a restart.
 """
 
 from __future__ import annotations

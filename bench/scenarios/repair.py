@@ -6,7 +6,7 @@ not batch, and what its cache answers passes.
 
 The *time to repair* is that of the very events whose frames were dropped, from the call that published them to the
 callback that got them in the end: to notice the loss, to wait for late frames, to ask, to be answered.  So it means the
-same for everybody, and is read where a user would.  It is measured at a moderate rate, in runs of their own, and where
+same in each case, and is read where a user would.  It is measured at a moderate rate, in runs of their own, and where
 only data is lost as well, since that is what happens to zenoh.ext.  An event that is never delivered has no such time;
 it is counted as lost.
 

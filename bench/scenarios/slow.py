@@ -1,6 +1,6 @@
 """A subscriber at half the publisher's speed, with every queue at its default.
 
-The raw transports lose events and tell nobody.  Heliograph may lose events as well, once
+The raw transports lose events in silence.  Heliograph may lose events as well, once
 ``receive_queue_bytes_max`` and ``pending_bytes_max`` are full, but then says so: each event is received, or a resync
 that was told after it was published covers it.  The last case makes both small, so that this happens.
 """

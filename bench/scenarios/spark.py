@@ -21,9 +21,6 @@ from bench.plan import Outcome, Plan, Row
 from bench.targets import check
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
-from pubsub_api.core import frame as frames
-from pubsub_api.core.events import encode_event, pack_body
-from pubsub_api.core.frame import Kind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,15 +107,11 @@ def make_log(directory: pathlib.Path, count: int) -> str:
 
 
 def _frame(topic: int, first: int, keys: int) -> bytes:
-    encoded = []
-    for number in range(first, first + FRAME_EVENTS):
-        event = made.event(number, made.topic(topic))
+    events = [made.event(number, made.topic(topic)) for number in range(first, first + FRAME_EVENTS)]
+    for number, event in enumerate(events, first):
         event.key = f"port-{(number * TOPICS + topic) * 7919 % keys:08d}"
         event.version = number * TOPICS + topic
-        encoded.append(encode_event(event, time.time_ns()))
-    return frames.pack(
-        Kind.DATA, GUID, made.topic(topic), pack_body(encoded), first=first, after=first - 1, count=FRAME_EVENTS
-    )
+    return made.frame(GUID, made.topic(topic), events, first)
 
 
 def _seal(url: str) -> None:

@@ -143,7 +143,7 @@ def publish(pipe: Connection, rate: int, seconds: int) -> None:
             sent += per_tick
         publisher.flush(timeout_s=OPEN_S)
         pipe.send(sent)
-        pipe.poll(OPEN_S + REST_S)  # the caches answer as long as somebody may ask
+        pipe.poll(OPEN_S + REST_S)  # the caches answer as long as the recorder may ask
 
 
 def record(pipe: Connection, address: str, url: str) -> None:

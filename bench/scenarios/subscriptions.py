@@ -41,11 +41,11 @@ def measure(plan: Plan, driver: str) -> Outcome:
         address = publisher.hear()
         few = stack.enter_context(Worker(subscribe, url, address, range(1), keys))
         few.hear()
-        alone = _ask(publisher, f"channel/0-{keys - 1}", sends)
+        alone = publisher.ask((f"channel/0-{keys - 1}", sends), OPEN_TIMEOUT_S)
         plan.say(f"{subscribers} subscribers with {keys} keys each: {driver}")
         many = stack.enter_context(Worker(subscribe, url, address, range(1, subscribers), keys))
         seconds = many.hear(OPEN_TIMEOUT_S)
-        among = _ask(publisher, f"channel/0-{keys - 1}", sends)
+        among = publisher.ask((f"channel/0-{keys - 1}", sends), OPEN_TIMEOUT_S)
     count = subscribers * keys
     measured = {
         "connections": among["connections"] / subscribers,
@@ -58,12 +58,6 @@ def measure(plan: Plan, driver: str) -> Outcome:
         {"case": "all", "subscriptions": count, **_row(among), "seconds to subscribe": round(seconds, 2)},
     ]
     return Outcome("subscriptions", driver, rows, check("subscriptions", driver, measured))
-
-
-def _ask(publisher: Worker, topic: str, sends: int) -> dict[str, Any]:
-    publisher.tell((topic, sends))
-    answer: dict[str, Any] = publisher.hear(OPEN_TIMEOUT_S)
-    return answer
 
 
 def _row(measured: dict[str, Any]) -> dict[str, Any]:

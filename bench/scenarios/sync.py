@@ -11,16 +11,15 @@ import pathlib
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from bench.plan import Outcome, Plan, Row
+from bench.plan import Outcome, Plan, Row, ratio
 from bench.scenarios.commit import WRITES, nb_conf, writes
 from bench.targets import check
-from bench.workers import Worker, usage_now
+from bench.workers import ask_once, usage_now
 from nb_api import LocalCache, NbApi
 
 PLAIN, OURS = "sqlite3 and a dict", "heliograph LocalCache"
@@ -42,30 +41,18 @@ def measure(plan: Plan, driver: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
         path = pathlib.Path(directory) / "objects.db"
         plan.say(f"writing {count:,} objects")
-        _call(fill, path, count)
+        ask_once(fill, path, count, timeout_s=TIMEOUT_S)
         runs: dict[str, list[Sync]] = {PLAIN: [], OURS: []}
         for number in range(1, plan.rounds + 1):
             for name, role in ((PLAIN, read_plainly), (OURS, read_into_a_cache)):
                 plan.say(f"round {number} of {plan.rounds}: {name}")
-                runs[name].append(_call(role, path, driver))
+                runs[name].append(ask_once(role, path, driver, timeout_s=TIMEOUT_S))
     measured = {
-        "time": _median_ratio(runs, lambda run: run.cpu_s),
-        "memory": _median_ratio(runs, lambda run: run.bytes),
+        "time": ratio(runs[OURS], runs[PLAIN], lambda run: run.cpu_s),
+        "memory": ratio(runs[OURS], runs[PLAIN], lambda run: run.bytes),
         "missing": float(max(count - run.objects for run in runs[OURS])),
     }
     return Outcome("sync", driver, [_row(name, found) for name, found in runs.items()], check("sync", driver, measured))
-
-
-def _call(role: Callable[..., None], *arguments: Any) -> Any:
-    with Worker(role, *arguments) as worker:
-        answer = worker.hear(TIMEOUT_S)
-        worker.end()
-        return answer
-
-
-def _median_ratio(runs: dict[str, list[Sync]], value: Callable[[Sync], float]) -> float:
-    ratios = sorted(value(ours) / value(plain) for ours, plain in zip(runs[OURS], runs[PLAIN], strict=True))
-    return ratios[len(ratios) // 2]
 
 
 def _row(name: str, runs: list[Sync]) -> Row:

@@ -22,8 +22,8 @@ IDLE_MAX = 8
 """Connections of one process that stay open while they are unused."""
 IDLE_S = 2.0
 """A connection that was unused for so long is closed at the next occasion: the server has a maximum for all of its
-clients, and a new one takes a few milliseconds.  Less than ``connect_timeout``, so that who finds no room gets it from
-those who do not need theirs."""
+clients, and a new one takes a few milliseconds.  Less than ``connect_timeout``, so that a process that finds no room
+gets it from those that do not need theirs."""
 
 
 @dataclasses.dataclass(frozen=True)

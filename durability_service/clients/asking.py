@@ -19,6 +19,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import Closed, DriverError, FrameError
 from pubsub_api.core.frame import Header, Kind
 from pubsub_api.driver import LinkReport
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -96,15 +97,14 @@ class Asker:
             ask.confirm = True
             answers = self._answers[ask.id] = {}
         frame = protocol.pack_ask(ask, self._guid, self._frame.key)
-        again_s = _ASK_AGAIN_S
+        pauses = Backoff(_ASK_AGAIN_S, _ASK_AGAIN_MAX_S)
         while True:
             responders = self._send(frame)
-            until = min(deadline, time.monotonic() + again_s)
+            until = min(deadline, time.monotonic() + pauses.next_s())
             found = self._collect(answers, responders, until, settle_s, enough, is_settled)
             is_all = responders is not None and len(answers) >= responders > 0
             if (found and (is_all or is_settled(found))) or self._is_closed or time.monotonic() >= deadline:
                 break
-            again_s = min(2 * again_s, _ASK_AGAIN_MAX_S)
         with self._changed:
             del self._answers[ask.id]
         return found

@@ -181,9 +181,8 @@ Effect = Send | StoreSamples | AcknowledgeRange | Trace | NameTaken
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a store found of a name-space when it was opened.  All of it is in the rows of its buckets."""
+    """The complete set that a store found of a name-space when it was opened.  All is in the rows of its buckets."""
 
-    is_complete: bool
     marks: StoreMarks = StoreMarks()
     filters: tuple[str, ...] = ()
     buckets: Mapping[int, BucketSummary] = dataclasses.field(default_factory=dict)

@@ -201,10 +201,7 @@ class SampleStore(Closeable):
             ).fetchall()
             return {
                 name: Restored(
-                    True,
-                    _unpacked(marks),
-                    tuple(filters.split(_NEWLINE)),
-                    contents.summaries(self._db, generation),
+                    _unpacked(marks), tuple(filters.split(_NEWLINE)), contents.summaries(self._db, generation)
                 )
                 for name, generation, filters, marks in rows
             }

@@ -15,7 +15,7 @@ _PAUSE_S = 0.05
 
 
 def path_of(path: pathlib.Path) -> pathlib.Path:
-    """The file that is locked.  While somebody has the lock it must stay: whoever finds none makes another."""
+    """The file that is locked.  While a process has the lock it must stay: a process that finds none makes another."""
     return path.with_name(f"{path.name}-lock")
 
 

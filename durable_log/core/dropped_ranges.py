@@ -82,7 +82,7 @@ def _join(one: DroppedRange, after: DroppedRange) -> DroppedRange:
 
 
 def _common_filter(topics: Iterable[str]) -> str:
-    """One that matches all of them.  No filter matches names that begin with ``$``, and nobody follows them."""
+    """One that matches all of them.  No filter matches names that begin with ``$``, and no subscriber follows them."""
     paths = [
         topic.removesuffix("#").rstrip("/").split("/") for topic in topics if not topic.startswith(CONTROL_TOPIC[0])
     ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from durable_log.errors import LogError
 from durable_log.log_api import Appended, LogApi
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -22,13 +23,12 @@ def append_patiently(
 
     Raises FrameError, Closed, and LogError when it is no use.
     """
-    pause_s = _RETRY_MIN_S
+    pauses = Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
     while True:
         try:
             return log.append(frames)
         except LogError as error:
-            if not error.retriable or closing.wait(pause_s):
+            if not error.retriable or closing.wait(pauses.next_s()):
                 raise
             LOG.warning("Recorder: the log cannot be reached, trying again: %s", error)
             on_retry()
-            pause_s = min(2 * pause_s, _RETRY_MAX_S)

@@ -14,8 +14,8 @@ _ANSWER_BYTES_MAX = 8 << 20
 
 
 class LogStore:
-    """A log as the memory of a reliability cache.  ``bytes_max`` bounds what one range is answered with; who needs more
-    asks again for the rest."""
+    """A log as the memory of a reliability cache.  ``bytes_max`` bounds what one range is answered with; a
+    subscriber that needs more asks again for the rest."""
 
     def __init__(self, log: LogApi, *, bytes_max: int = _ANSWER_BYTES_MAX) -> None:
         self._log = log

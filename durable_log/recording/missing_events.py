@@ -150,7 +150,7 @@ class Recovery:
             self.counters.recovered = self._holes.recovered
             self.counters.missing += size_of(given_up)
         for one in given_up:
-            LOG.error("Recorder: %s is missing in the log: nobody has it", one)
+            LOG.error("Recorder: %s is missing in the log: no publisher and no cache has it", one)
         heads = [(bytes.fromhex(one.guid), one.topic, one.last) for one in (*asked, *given_up)]
         unknown = [one for one in heads if one[:2] not in streams or streams[one[:2]].last < one[2]]
         if unknown:

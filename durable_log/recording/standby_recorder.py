@@ -42,7 +42,6 @@ class StandbyRecorder(Closeable):
         *,
         age_max_s: float,
         bytes_max: int = BYTES_MAX,
-        addresses: Sequence[str] | None = None,
     ) -> None:
         self._log = log
         self._age_max_s = age_max_s
@@ -53,7 +52,7 @@ class StandbyRecorder(Closeable):
         self._closing = threading.Event()
         self.dropped = 0
         """Frames younger than ``age_max_s`` for which there was no room."""
-        self._subscriber = session.frames(topics, self._on_frames, on_resync=self._on_resync, addresses=addresses)
+        self._subscriber = session.frames(topics, self._on_frames, on_resync=self._on_resync)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Block until the subscription is in effect.  Raises WaitTimeout."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from durable_log.log_api import StoredFrame
-from durable_log.segments.rebuilding import MAC_MARK, encode_events, pack_frame
+from durable_log.segments.rebuilding import MAC_MARK, encode_events, signed
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import VERSION_MAX, Action, pack_body
-from pubsub_api.core.frame import Flag, Header
+from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.errors import DriverDependencyMissing
 
 if TYPE_CHECKING:
@@ -172,10 +172,12 @@ def _boundaries(
     start = 0
     for one, header, is_whole in zip(stored, decoded.headers, decoded.is_whole, strict=True):
         mac = one.frame[header.body_end + len(MAC_MARK) :] if header.flags & _SIGNED else None
-        if is_whole and header.timestamp <= VERSION_MAX and one.frame == pack_frame(
-            header.guid, header.topic, encoded.body(start, one.count), header.first, header.after, one.count,
-            header.timestamp, header.flags, mac,
-        ):  # fmt: skip
+        if (
+            is_whole
+            and header.timestamp <= VERSION_MAX
+            and one.frame
+            == signed(_frame_like(header, encoded.body(start, one.count), header.first, header.after, one.count), mac)
+        ):
             yield one.count, header.after, header.timestamp, header.flags, mac, None
         else:
             yield one.count, header.after, min(header.timestamp, VERSION_MAX), header.flags, None, one.frame
@@ -188,7 +190,15 @@ def events_of_frame(frame: bytes, first: int, count: int, *, after: int) -> byte
     skipped = first - header.first
     events = _split(frames.body(frame, header))[skipped : skipped + count]
     body = pack_body([bytes(event) for event in events])
-    return pack_frame(header.guid, header.topic, body, first, after, count, header.timestamp, header.flags, None)
+    return _frame_like(header, body, first, after, count)
+
+
+def _frame_like(header: Header, body: bytes, first: int, after: int, count: int) -> bytes:
+    """A frame of the same stream and time, as our own publishers make it, without a signature."""
+    return frames.pack(
+        Kind.DATA, header.guid, header.topic, body, first=first, after=after, count=count,
+        timestamp=header.timestamp, flags=header.flags,
+    )  # fmt: skip
 
 
 def _encode_without_length(items: Sequence[object]) -> memoryview:

@@ -34,7 +34,7 @@ from durable_log import config
 from durable_log.core.dropped_ranges import DroppedRange, bounded
 from durable_log.log_api import Segment
 from durable_log.segments.columns import EVENT_COLUMNS, FRAME_COLUMNS, events_of_frame, import_pyarrow
-from durable_log.segments.files import write_segment
+from durable_log.segments.files import SegmentEnding, write_segment
 from durable_log.segments.newest_events import Object, OffsetBits, find_kept
 from durable_log.segments.sealing import OnStep, Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -135,7 +135,7 @@ class SegmentCompactor:
 
     def _has_older(self, shard: int) -> bool:
         """Whether a shard from which this one has taken topics over may still have events of their objects: then a
-        delete must stay, or who reads both would see the object come back."""
+        delete must stay, or a reader of both would see the object come back."""
         states = self._log.state()
         return any(states[parent].start < offset for parent, offset in states[shard].after)
 
@@ -169,8 +169,7 @@ class SegmentCompactor:
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(
             self._log.segment_store, self._log.maker, segment.shard, segment.first, batches,
-            end=lambda: segment.end, lost=lambda: segment.lost,
-            dropped=lambda: bounded((*segment.dropped, *dropped())),
+            lambda: SegmentEnding(segment.end, segment.lost, bounded((*segment.dropped, *dropped()))),
         )  # fmt: skip
         self._on_step("write")
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)

@@ -37,6 +37,8 @@ ROW_GROUP_EVENTS = 65_536
 ROW_GROUP_BYTES = 32 << 20
 
 _INDEX = b"heliograph.index"
+_OPENED_MAX = 256
+"""Segments of which a reader remembers what their files say."""
 _COUNTING_COLUMNS = ("offset", "seq", "version", "timestamp", "appended_ns")
 
 
@@ -75,25 +77,29 @@ def encode_lost(ranges: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{first}-{end}" for first, end in ranges)
 
 
+class SegmentEnding(NamedTuple):
+    """What is known of a segment when all of it is written."""
+
+    end: int
+    lost: str = ""
+    """As in `Segment`, and the next one too."""
+    dropped: tuple[DroppedRange, ...] = ()
+
+
 def write_segment(
     store: SegmentStore,
     maker: tuple[str, int],
     shard: int,
     first: int,
     portions: Iterable[pyarrow.RecordBatch],
-    *,
-    end: Callable[[], int] | None = None,
-    lost: Callable[[], str] = lambda: "",
-    dropped: Callable[[], tuple[DroppedRange, ...]] = tuple,
+    ending: Callable[[], SegmentEnding],
 ) -> Segment:
     """Write a segment and stage it (`SegmentStore.stage`).  Until it is published only readers that find it in the
     manifest look at it.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
-    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
-    their last row, or where it begins when there is none; ``lost()`` is what was given up in it, and ``dropped()`` what
-    retention has removed from it.  They are asked when all are written.  Raises LogError when there is no room for it,
-    LogUnavailable.
+    segment, in order, each beginning with a frame; each becomes a row group.  ``ending`` is asked when all are written.
+    Raises LogError when there is no room for it, LogUnavailable.
     """
     summary = _Summary(*maker, shard, first)
     index = summary.index
@@ -103,8 +109,7 @@ def write_segment(
                 for batch in portions:
                     summary.add(batch)
                     writer.write_batch(batch, row_group_size=batch.num_rows)
-                index.end = index.end if end is None else end()
-                index.lost, index.dropped = lost(), dropped()
+                index.end, index.lost, index.dropped = ending()
                 # As text: the format allows nothing else there, and Polars insists on it.
                 writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
             size, sha256 = path.stat().st_size, digest(path)
@@ -152,7 +157,6 @@ class _Summary:
             batch.column("timestamp"), self.timestamp_min, self.timestamp_max
         )
         self.rows += batch.num_rows
-        self.index.end = batch.column("offset")[-1].as_py() + 1
 
     @staticmethod
     def _widen(column: Any, low: int, high: int) -> tuple[int, int]:
@@ -223,10 +227,9 @@ def _decode_index(segment: Segment, metadata: Any) -> _Index:
 class SegmentReader:
     """Reads segments of a log and remembers, within bounds, what it has checked and rebuilt.  For any thread."""
 
-    def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int, opened_max: int = 256) -> None:
+    def __init__(self, store: Callable[[], SegmentStore], *, cache_bytes_max: int) -> None:
         """``store`` is called when something is read: a log that has nothing sealed may have no place for it."""
         self._store = store
-        self._opened_max = opened_max
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[str, _Opened] = collections.OrderedDict()
         self._groups = GroupCache(bytes_max=cache_bytes_max)
@@ -313,7 +316,7 @@ class SegmentReader:
         opened = _Opened(metadata, index)
         with self._lock:
             self._opened[segment.path] = opened
-            while len(self._opened) > self._opened_max:
+            while len(self._opened) > _OPENED_MAX:
                 self._opened.popitem(last=False)
         return opened
 

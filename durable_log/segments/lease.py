@@ -1,4 +1,4 @@
-"""Who may change the segments of a log on object storage: a lease, kept in a record of the log itself.
+"""The right to change the segments of a log on object storage: a lease, kept in a record of the log itself.
 
 No lock of an object store ends with the process that holds it, so the right to seal is a record with a time at which
 it ends, by the clock of the log's store.  That time only decides when another process may try.  What is safe does not
@@ -113,4 +113,4 @@ def _parse(record: Record) -> tuple[int, str, int]:
         epoch, holder, ends_ns = record.value.decode().split(" ")
         return int(epoch), holder, int(ends_ns)
     except ValueError as error:
-        raise LogCorrupt(f"the record {RECORD!r}, which says who may seal, is damaged: {error}") from error
+        raise LogCorrupt(f"the record {RECORD!r}, which says which process may seal, is damaged: {error}") from error

@@ -127,7 +127,7 @@ class ObjectSegments(SegmentStore):
         return path
 
     def _upload(self, key: str, content: bytes) -> None:
-        """Nobody else has the key, so an object that is there is our own, whatever the server answered."""
+        """No other process has the key, so an object that is there is our own, whatever the server answered."""
         pauses = Backoff(_PAUSE_S, _PAUSE_MAX_S)
         for attempt in range(_WRITE_ATTEMPTS):
             try:

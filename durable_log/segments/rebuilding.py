@@ -75,14 +75,8 @@ def encode_events(rows: pyarrow.RecordBatch) -> EncodedEvents:
     return EncodedEvents(joined)
 
 
-def pack_frame(
-    guid: bytes, topic: str, body: bytes, first: int, after: int, count: int, timestamp: int, flags: int,
-    mac: bytes | None,
-) -> bytes:  # fmt: skip
-    """A DATA frame as our own publishers make it, with the signature that it had."""
-    frame = frames.pack(
-        Kind.DATA, guid, topic, body, first=first, after=after, count=count, timestamp=timestamp, flags=flags
-    )
+def signed(frame: bytes, mac: bytes | None) -> bytes:
+    """A frame with the signature that it had, if it had any."""
     return frame if mac is None else b"".join((memoryview(frame)[:-1], MAC_MARK, mac))
 
 
@@ -158,8 +152,11 @@ def _frames(rows: pyarrow.RecordBatch, starts: numpy.ndarray[Any, Any]) -> Itera
     ):
         skipped = 0
         if original is None:
-            body = encoded.body(start, count)
-            original = pack_frame(guid, topic, body, first, after, count, timestamp, flags, mac)
+            packed = frames.pack(
+                Kind.DATA, guid, topic, encoded.body(start, count), first=first, after=after, count=count,
+                timestamp=timestamp, flags=flags,
+            )  # fmt: skip
+            original = signed(packed, mac)
         else:
             skipped = first - frames.unpack(original, bytes_max=len(original)).first
         yield StoredFrame(shard, offset, count, skipped, appended_ns, original)

@@ -27,7 +27,7 @@ from durable_log import config
 from durable_log.errors import LeaseLost, LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segments import columns
-from durable_log.segments.files import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, encode_lost, write_segment
+from durable_log.segments.files import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, SegmentEnding, encode_lost, write_segment
 from durable_log.segments.ownership import stored_mark, write_mark
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.errors import FrameError
@@ -40,8 +40,8 @@ LOG = logging.getLogger(__name__)
 OnStep = Callable[[str], None]
 
 STAGED_AGE_S = 3600.0
-"""Age of a temporary file of a dead attempt at which it is removed.  Long: whoever restored an older store and finds
-something missing may still want to look at it."""
+"""Age of a temporary file of a dead attempt at which it is removed.  Long: an operator who restored an older store and
+finds something missing may still want to look at it."""
 
 
 class Sealer:
@@ -99,7 +99,7 @@ class Sealer:
         batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
         segment = write_segment(
             self._log.segment_store, self._log.maker, shard, first, batches,
-            end=lambda: portions.end, lost=lambda: encode_lost(portions.lost),
+            lambda: SegmentEnding(portions.end, encode_lost(portions.lost)),
         )  # fmt: skip
         self._on_step("write")
         if not self.commit(segment, self._log.add_segment, shard, first, segment.end):

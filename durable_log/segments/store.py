@@ -78,7 +78,7 @@ class SegmentStore(abc.ABC):
         """The part of a segment's path that is the same wherever the place is mounted."""
         return path.removeprefix(f"{self.place}/")
 
-    # -- who may change it
+    # -- the right to change it
 
     @abc.abstractmethod
     def lock(self, log: LogApi) -> contextlib.AbstractContextManager[None]:
@@ -86,7 +86,7 @@ class SegmentStore(abc.ABC):
 
     def fence(self) -> Fence | None:
         """What a change of the manifest has to name, so that it is refused when another process has taken the lock
-        over meanwhile.  None when nobody can.  Call it with the lock held."""
+        over meanwhile.  None when no process can.  Call it with the lock held."""
         return None
 
     def check_usable(self) -> None:  # noqa: B027  # a directory needs nothing

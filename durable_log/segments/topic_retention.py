@@ -119,7 +119,7 @@ class TopicRetention:
         if not gone:
             return 0
         runs: list[DroppedRange] = []
-        # By the clock when it is done, because whoever begins to read meanwhile still finds it.
+        # By the clock when it is done, because a reader that begins meanwhile still finds it.
         tables = self._without(segment, gone, runs)
         return self._compactor.write_anew(
             segment, tables, lambda: tuple(one._replace(dropped_ns=max(now_ns, self._log.now_ns())) for one in runs)

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from durable_log.config import MISSING_RANGES_MAX
 from durable_log.core.checks import OFFSET_MAX
 from durable_log.core.checksums import damaged, frame_checksum, gap, is_sound, pack_numbers
 from durable_log.core.placing import StreamPosition, place
@@ -86,8 +87,6 @@ def place_frames(
     now_ns: int,
     frames: Sequence[tuple[Header, bytes]],
     find_stream: Callable[[bytes, str], StreamRow],
-    *,
-    ranges_max: int,
 ) -> PlacedFrames:
     """Make rows of what is new, from a shard's end on.  Each stream is asked for once."""
     streams, rows = dict[tuple[bytes, str], StreamRow](), list[FrameRow]()
@@ -96,7 +95,7 @@ def place_frames(
         stream = streams.get((header.guid, header.topic))
         if stream is None:
             stream = streams[header.guid, header.topic] = find_stream(header.guid, header.topic)
-        placement = place(header, stream.position, ranges_max=ranges_max)
+        placement = place(header, stream.position, ranges_max=MISSING_RANGES_MAX)
         stream.position = placement.position
         forgotten += placement.forgotten
         for first, last in placement.kept:

@@ -36,7 +36,7 @@ class GrowingLog(LogApi):
 
     @abc.abstractmethod
     def note_shards(self, shards: int) -> None:
-        """Say, where segments are, how many shards there will be: who makes the store anew from them needs to know."""
+        """Say, where segments are, how many shards there will be: a repair of the store needs to know."""
 
     @property
     def shards(self) -> int:
@@ -76,7 +76,7 @@ class GrowingLog(LogApi):
         while True:
             self.find_shards()
             if shards == self.shards:
-                self.note_shards(shards)  # who was killed may have said another number
+                self.note_shards(shards)  # a process that was killed may have said another number
                 return False
             self.shard_map.grown(shards, ())  # raises what is wrong, before anything is changed
             self.note_shards(shards)
@@ -85,7 +85,7 @@ class GrowingLog(LogApi):
                 self.shard_map = grown
                 return True
             self.find_shards()
-            self.note_shards(self.shards)  # somebody was faster, and perhaps not with the same number
+            self.note_shards(self.shards)  # another process was faster, and perhaps not with the same number
 
     def check_shard(self, shard: int) -> None:
         """Raises UsageError when there is no such shard."""

@@ -208,7 +208,7 @@ class SegmentedLog(GrowingLog):
         return self.lineage.identity
 
     def note_shards(self, shards: int) -> None:
-        """Say it in the place of segments first: who has to make the store anew from them needs to know."""
+        """Say it in the place of segments first: a repair of the store needs to know."""
         if not self.has_place or read_mark(self.segment_store) is None:
             return
         store = self.segment_store
@@ -442,7 +442,7 @@ def _damaged_entry(entry: str, why: str) -> LogCorrupt:
 def used_meanwhile(shard: int) -> LogUnavailable:
     return LogUnavailable(
         f"something was appended to shard {shard} while the log was repaired, and would have been lost: nothing was "
-        "changed. Stop whoever appends to it, and repair it again"
+        "changed. Stop the processes that append to it, and repair it again"
     )
 
 

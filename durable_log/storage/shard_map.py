@@ -3,7 +3,7 @@
 A log can be given a multiple of the shards that it has.  The hash of a topic modulo the number of shards then selects
 either the shard that had the topic, or one that is new; never another old one.  So each new shard takes a part of the
 topics of exactly one shard, its *parent*, and only from a recorded offset of the parent on: where that ended when the
-shards were added.  Who has read the parent up to there, and then reads the new shard, has each topic in order.
+shards were added.  A reader that reads the parent up to there, and then the new shard, has each topic in order.
 
 Pure: the store keeps `GrowthStep`s in a record, written in the transaction that adds the shards.
 """
@@ -67,7 +67,7 @@ class ShardMap(NamedTuple):
 
 
 def is_open(state: ShardState, done: Callable[[int], int]) -> bool:
-    """Whether a shard may be read by who has finished all of each shard before the offset that ``done`` gives."""
+    """Whether a shard may be read when all of each shard before the offset that ``done`` gives is finished."""
     return all(done(shard) >= offset for shard, offset in state.after)
 
 

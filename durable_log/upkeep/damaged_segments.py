@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment
-from durable_log.segments.files import encode_lost, write_segment
+from durable_log.segments.files import SegmentEnding, encode_lost, write_segment
 from durable_log.segments.ownership import stored_mark, write_mark
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
@@ -63,16 +63,10 @@ def _leave_out(
 ) -> None:  # fmt: skip
     """Put an empty segment in the place of a damaged one, or where the manifest has none."""
     shard, first, end = span
-    empty = write_segment(
-        log.segment_store,
-        log.maker,
-        shard,
-        first,
-        [],
-        end=lambda: end,
-        lost=lambda: encode_lost([(first, end)]),
-        dropped=lambda: () if old is None else old.dropped,
-    )._replace(appended_ns_max=appended_ns)  # so that retention takes it in its turn
+    ending = SegmentEnding(end, encode_lost([(first, end)]), () if old is None else old.dropped)
+    empty = write_segment(log.segment_store, log.maker, shard, first, [], lambda: ending)._replace(
+        appended_ns_max=appended_ns
+    )  # so that retention takes it in its turn
     entries = [] if old is None else [log.encode_entry(old)]
     if not sealer.commit(empty, log.replace_segments, shard, (first, end), entries):
         raise LogCorrupt(f"shard {shard}: the manifest changed while offsets {first} to {end} were given up")

@@ -74,7 +74,7 @@ def _check_files(log: LogApi, state: ShardState, found: LogVerification) -> Iter
         found.segment_bytes += segment.bytes
         for first, _, end in (one.partition("-") for one in segment.lost.split()):
             found.given_up.append(
-                f"shard {state.shard}, offsets {first} to {end}: damaged and given up, nobody has them"
+                f"shard {state.shard}, offsets {first} to {end}: damaged and given up, they are nowhere else"
             )
         if segment.first > place and segment.first > log.state()[state.shard].start:  # or it was trimmed meanwhile
             yield f"shard {state.shard}: no segment has offsets {place} to {segment.first}"

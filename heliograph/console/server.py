@@ -8,7 +8,6 @@ name: a foreign page could reach this address under a name of its own (DNS rebin
 from __future__ import annotations
 
 import importlib.resources
-import ipaddress
 import json
 import logging
 import re
@@ -39,6 +38,7 @@ from pubsub_api.reporting.http import (
     send_page,
 )
 from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.sockets.addresses import is_loopback
 
 LOG = logging.getLogger(__name__)
 
@@ -258,10 +258,3 @@ def _is_from_console(request: HttpRequest) -> bool:
     is_linked = request.headers.get("sec-fetch-dest") == "document"
     is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     return is_loopback(name) and (is_own or is_linked)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"

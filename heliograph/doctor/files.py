@@ -72,5 +72,5 @@ def _is_strange(group: str, name: str, known: dict[str, set[str]]) -> bool:
 
 def _strange(group: str, name: str, known: dict[str, set[str]]) -> str:
     near_group = nearest(group, known) if group not in known else ""
-    hint = f"is [{near_group}] meant?" if near_group else hint_for(group, name, known.get(group, ()))
+    hint = f"is [{near_group}] meant?" if near_group else hint_for(name, known.get(group, ()))
     return f"[{group}] {name} ({hint.rstrip('.')})" if hint else f"[{group}] {name}"

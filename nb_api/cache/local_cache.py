@@ -91,14 +91,12 @@ class LocalCache(WholeCache, VerifiedCopy):
         self._turn = Turn(self.check_usable)
         """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
         self._indexes = CacheIndexes(self._core, self._tables, self.check_usable)
-        self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self._is_synced)
+        self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self.is_synced)
         self.first = self._subscriptions.add(on_changes)
         """The consumer that the cache was made with."""
         self._requests = SyncRequests(nb.conf)
-        self.waits = CacheWaits(
-            self._core, self._requests, self.need_delta, is_read=self.is_read, is_synced=self._is_synced,
-            check=self.check_usable, turn=self._turn, patience_s=PATIENCE_S if nb.session is None else 0.0,
-        )  # fmt: skip
+        patience_s = PATIENCE_S if nb.session is None else 0.0
+        self.waits = CacheWaits(self, self._core, self._requests, self._turn, patience_s=patience_s)
         """For `nb_api.aio`, whose coroutines wait for the same."""
         self._is_closed = self._is_inherited = False
         if not isinstance(resync_source, SnapshotSource):
@@ -242,7 +240,8 @@ class LocalCache(WholeCache, VerifiedCopy):
         if not self._turn.wait_free(timeout_s):
             raise WaitTimeout(f"a callback of the local cache has not returned within {timeout_s} s")
 
-    def _is_synced(self) -> bool:
+    def is_synced(self) -> bool:
+        """The copy is complete, as `wait_synced` waits for."""
         if not len(self._core.filters):
             return True
         return (self._requests.is_read() or self._requests.is_stood_in_for()) and not self._source.is_joining
@@ -374,7 +373,7 @@ class LocalCache(WholeCache, VerifiedCopy):
 
     def _call_again(self) -> None:
         """What waits because the callback raised, for more to come, or because the consumer is new."""
-        is_welcome = self._subscriptions.has_new and self._is_synced()
+        is_welcome = self._subscriptions.has_new and self.is_synced()
         if is_welcome or self._subscriptions.due <= time.monotonic():
             with self._turn:
                 if is_welcome:
@@ -447,7 +446,7 @@ class LocalCache(WholeCache, VerifiedCopy):
 
     def statistics(self) -> LocalCacheStatistics:
         with self._requests.changed:
-            is_synced, is_provisional = self._is_synced(), self._requests.is_provisional
+            is_synced, is_provisional = self.is_synced(), self._requests.is_provisional
         return LocalCacheStatistics(
             objects=self._core.objects,
             tombstones=self._core.tombstones,

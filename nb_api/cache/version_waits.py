@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from nb_api.cache.reading.sync_requests import SyncRequests
 from nb_api.cache.telling.turn import Turn
@@ -26,31 +27,30 @@ PATIENCE_S = 1.0
 """How long nothing may be heard of an object before the database is asked: live changes take a few milliseconds."""
 
 
+class AwaitedCopy(Protocol):
+    """The cache whose copy is waited for."""
+
+    def is_read(self) -> bool:
+        """Everything was read from the database that had to be."""
+
+    def is_synced(self) -> bool:
+        """The same, or the resync source has stood in for the database."""
+
+    def need_delta(self, reason: str) -> None: ...
+
+
 class CacheWaits:
-    """``changed``, that of the requests, guards it, and is notified when the copy has changed while somebody waits."""
+    """``changed``, that of the requests, guards it, and is notified when the copy has changed during a wait."""
 
     def __init__(
-        self,
-        core: CacheCore,
-        requests: SyncRequests,
-        need_delta: Callable[[str], None],
-        *,
-        is_read: Callable[[], bool],
-        is_synced: Callable[[], bool],
-        check: Callable[[], None],
-        turn: Turn,
-        patience_s: float,
+        self, copy: AwaitedCopy, core: CacheCore, requests: SyncRequests, turn: Turn, *, patience_s: float
     ) -> None:
-        """``is_read``: whether the database was read, and nothing that was asked for waits.  ``check`` raises when the
-        cache is closed.  ``patience_s``: how long the copy may take to come to a revision before the database is read.
-        """
+        """``patience_s``: how long the copy may take to come to a revision before the database is read."""
+        self._copy = copy
         self._core = core
         self._requests = requests
         self.changed = requests.changed
-        self._need_delta = need_delta
-        self._is_read = is_read
-        self._is_synced = is_synced
-        self.check = check
+        self.check = turn.check
         self._turn = turn
         self._patience_s = patience_s
         self.waiting = 0
@@ -93,7 +93,7 @@ class CacheWaits:
     def _synced(self, timeout_s: float) -> WaitSteps[None]:
         def is_synced() -> bool:
             self.check()
-            return self._is_synced()
+            return self._copy.is_synced()
 
         yield is_synced, timeout_s
         if not is_synced():
@@ -118,19 +118,19 @@ class CacheWaits:
 
         def is_far_enough() -> bool:
             self.check()
-            return is_there() or (core.position >= revision and self._is_read())
+            return is_there() or (core.position >= revision and self._copy.is_read())
 
         self.waiting += 1
         try:
             yield is_far_enough, min(patience_s, timeout_s / 2)
             if is_far_enough():
                 return
-            self._need_delta(f"{what} is awaited")
+            self._copy.need_delta(f"{what} is awaited")
             while True:
-                yield (lambda: is_far_enough() or self._is_read()), max(deadline - time.monotonic(), 0.0)
+                yield (lambda: is_far_enough() or self._copy.is_read()), max(deadline - time.monotonic(), 0.0)
                 if is_far_enough():
                     return
-                if self._is_read():
+                if self._copy.is_read():
                     raise RevisionUnknown(
                         f"{what} is awaited, and the database has only come to revision {core.position}",
                         newest_revision=core.position,

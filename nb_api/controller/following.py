@@ -117,7 +117,7 @@ class CacheFollower:
     def _confirm(self, told: Subscription, unsure: Collection[Key]) -> None:
         """Take what the copy has told until now, so that the end of what is absent is known before its run begins."""
         try:
-            _ = self._cache.topics  # waits until who changes the copy has told of it, too
+            _ = self._cache.topics  # waits until the thread that changes the copy has told of it, too
             self._take(list(itertools.islice(told.changes(timeout_s=0), told.untold)))
         finally:
             self._work.confirm(unsure)

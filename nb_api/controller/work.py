@@ -58,7 +58,7 @@ class FollowerState:
 class Work:
     """Every method may be called from any thread.
 
-    ``wake`` is called with how many keys may have become ready, with `lock` held.  Those who wait for work do so with
+    ``wake`` is called with how many keys may have become ready, with `lock` held.  Threads wait for work with
     `lock`, which may be acquired again by the thread that has it.
     """
 

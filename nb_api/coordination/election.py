@@ -11,22 +11,17 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 
-from nb_api.coordination.leases import REFUSED, carry_out, checked_lease, lease_clock, wait_call
+from nb_api.coordination.leases import LeaseParticipant, checked_lease, lease_clock
 from nb_api.core.checks import check_name
 from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectNotFound
-from pubsub_api.errors import Closed, Forked, LimitReached, WaitTimeout
-from pubsub_api.runtime import forking
-from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.periodic import Failures
-from pubsub_api.runtime.threads import start_thread
+from pubsub_api.errors import Closed, WaitTimeout
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +47,7 @@ class ElectionStatistics:
     callback_errors: int
 
 
-class Election(Closeable):
+class Election(LeaseParticipant[ElectionCore]):
     """A candidate.  Every method may be called from any thread; it takes part from ``start`` to ``close``.
 
     ``holder`` is what others see as the name of the leader.  ``on_gain`` gets the fencing token, a number that is
@@ -65,8 +60,7 @@ class Election(Closeable):
     child leads nothing there.  The database object is used from a thread of its own and stays the caller's.
     """
 
-    def _about(self) -> str:
-        return f"{self._name!r} in {self._db!r}"
+    _table = TABLE
 
     def __init__(
         self,
@@ -82,35 +76,17 @@ class Election(Closeable):
         """``place``: where no other candidate can be at the same time, for example a file that is locked.  The lease of
         a candidate that was there before is taken over at once."""
         check_name(name, "name of an election")
-        self._db = db
-        self._name = name
-        self._lease_s = checked_lease(db, lease_s)
+        lease_s = checked_lease(db, lease_s)
+        super().__init__(
+            db, name, f"election-store-{name}", lambda holder, mark: ElectionCore(holder, mark, lease_s, place=place),
+            holder=holder, trouble=f"The election {name!r}: the database cannot say which candidate leads",
+        )  # fmt: skip
         self._on_gain = on_gain
         self._on_loss = on_loss
-        self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s, place=place)
-        self._changed = threading.Condition()
-        self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "callback_errors"), 0)
-        self._is_closed = False
-        self._is_inherited = False
-        self._failures = Failures(LOG, f"The election {name!r}: the database cannot say who leads")
-        self._deadline: float | None = None
-        self._threads = [
-            threading.Thread(target=target, name=f"election-{part}-{name}", daemon=True)
-            for part, target in (("store", self._run_store), ("calls", self._run_callbacks))
-        ]
-        forking.register(self)
-
-    def start(self) -> Election:
-        """Take part.  Does not wait for the database.  Raises LimitReached."""
-        if self._is_inherited:
-            raise Forked("an election belongs to the process that made it; make one in this process")
-        try:
-            for thread in self._threads:
-                start_thread(thread)
-        except LimitReached:
-            self.close()
-            raise
-        return self
+        self._gains = self._losses = self._callback_errors = 0
+        self._threads.append(
+            threading.Thread(target=self._run_callbacks, name=f"election-calls-{name}", daemon=True)
+        )  # fmt: skip
 
     def is_leader(self) -> bool:
         """Whether this candidate leads now.  Does not ask the database."""
@@ -137,70 +113,25 @@ class Election(Closeable):
 
     def statistics(self) -> ElectionStatistics:
         with self._changed:
-            is_leader, failures = self._core.is_leader(lease_clock()), self._failures.count
-            return ElectionStatistics(is_leader, self._core.leader, failures=failures, **self._counters)
+            core = self._core
+            return ElectionStatistics(
+                core.is_leader(lease_clock()), core.leader, self._gains, self._losses, core.renewals, core.conflicts,
+                self._failures.count, self._callback_errors,
+            )  # fmt: skip
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
-        """Resign, so that another can lead at once, and end the threads.  ``on_loss`` is called if it led.
+    # -- the lease
 
-        Blocks until the database has answered, for ``timeout_s`` at most; then others must wait for the end of the
-        lease.  Idempotent.
-        """
-        with self._changed:
-            if not self._is_closed:
-                self._is_closed = True
-                self._core.resign()
-                self._deadline = lease_clock() + timeout_s
-            self._changed.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread() and not self._is_inherited:
-                thread.join(timeout_s)
+    def _leave(self) -> None:
+        self._core.resign()
 
-    def __enter__(self) -> Election:
-        return self.start()
-
-    def after_fork_in_child(self) -> None:
-        self._is_inherited = self._is_closed = True
-        self._changed = threading.Condition()
-        self._core = ElectionCore("", "", self._lease_s)  # which never leads
-
-    # -- the thread that talks to the database
-
-    def _run_store(self) -> None:
-        while (call := wait_call(self._core, self._changed, self._is_late)) is not None:
-            answer = self._ask(call)
-            with self._changed:
-                answer(lease_clock())
-                self._changed.notify_all()
-
-    def _is_late(self, now: float) -> bool:
-        return self._deadline is not None and now >= self._deadline
-
-    def _ask(self, call: DatabaseCall) -> Callable[[float], None]:
-        """What the core is to be told at the time of the answer."""
-        try:
-            return self._look() if call.kind == "look" else self._write(call)
-        except Closed:
-            self._deadline = lease_clock()  # the database was closed before us; the lease ends by itself
-            return self._core.failed
-        except Exception as error:  # noqa: BLE001  counted and logged
-            self._failures.note(error)
-            return self._core.failed
+    def _key_of(self, call: DatabaseCall) -> str:  # noqa: ARG002  there is one
+        return self._name
 
     def _look(self) -> Callable[[float], None]:
         with contextlib.suppress(ObjectNotFound):
             found = self._db.get(TABLE, self._name)
             return lambda now: self._core.found(found.version, found.value, now)
         return lambda now: self._core.found(None, None, now)
-
-    def _write(self, call: DatabaseCall) -> Callable[[float], None]:
-        try:
-            version = carry_out(self._db, TABLE, self._name, call)
-        except REFUSED:
-            self._counters["conflicts"] += 1
-            return self._core.refused
-        self._counters["renewals"] += call.kind == "set"
-        return lambda now: self._core.written(version, now)
 
     # -- the thread that calls the user
 
@@ -212,10 +143,12 @@ class Election(Closeable):
                     self._changed.wait(self._patience_s())
                 is_over = self._is_over()
             if told is not None and token != told:
-                self._call("losses", self._on_loss)
+                self._losses += 1
+                self._call("lost", self._on_loss)
                 told = None
             elif token is not None and token != told:
-                self._call("gains", functools.partial(self._on_gain, token) if self._on_gain else None)
+                self._gains += 1
+                self._call("won", functools.partial(self._on_gain, token) if self._on_gain else None)
                 told = token
             elif is_over:
                 return
@@ -229,13 +162,12 @@ class Election(Closeable):
         ends = self._core.lead_ends(now)
         return None if ends is None else ends - now
 
-    def _call(self, counter: str, callback: Callable[[], None] | None) -> None:
-        self._counters[counter] += 1
-        LOG.info("The election %r: %s", self._name, "won" if counter == "gains" else "lost")
+    def _call(self, outcome: str, callback: Callable[[], None] | None) -> None:
+        LOG.info("The election %r: %s", self._name, outcome)
         if callback is None:
             return
         try:
             callback()
         except BaseException:  # the user's code may raise anything, and must not end the election
-            self._counters["callback_errors"] += 1
+            self._callback_errors += 1
             LOG.exception("The election %r: a callback raised", self._name)

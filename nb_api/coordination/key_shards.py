@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import threading
 from collections.abc import Callable
 
-from nb_api.coordination.leases import REFUSED, carry_out, checked_lease, lease_clock, wait_call
+from nb_api.coordination.leases import CLOSE_TIMEOUT_S, LeaseParticipant, checked_lease, lease_clock
 from nb_api.core.checks import NAME_CHARACTERS_MAX, check_name
-from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardCounters, ShardRecord, ShardRun, shard_of
+from nb_api.core.election import DatabaseCall
+from nb_api.core.key_shards import KeyShardsCore, ShardRecord, ShardRun, shard_of
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
-from pubsub_api.errors import Closed, Forked, UsageError
-from pubsub_api.runtime import forking
-from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.periodic import Failures
+from pubsub_api.errors import UsageError
 from pubsub_api.runtime.rate_limited_log import RateLimitedLog
-from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
 TABLE = f"{OWN_PREFIX}key-shards"
-CLOSE_TIMEOUT_S = 5.0
 COUNT_MAX = 1024
 """Each shard is a record, which every process reads a few times per lease."""
 _KEY_CHARACTERS = 55
@@ -65,7 +59,7 @@ class KeyShardsStatistics:
     """Calls that the database did not answer."""
 
 
-class KeyShards(Closeable):
+class KeyShards(LeaseParticipant[KeyShardsCore]):
     """A process that shares keys with all others of the same ``name``.  Every method may be called from any thread.
 
     Keys are in ``count`` shards, the same number in every process; four to ten for each process are a good number.  It
@@ -76,10 +70,12 @@ class KeyShards(Closeable):
     for longer begins no run before it has renewed its lease, and has lost its shards when another has taken them.  A
     shard is given up when its last run has ended.  One inherited by a forked child holds nothing there.  The database
     object is used from a thread of its own and stays the caller's.
+
+    After `close` no run begins.  A shard in which a run goes on is given up when it has ended, and its lease is renewed
+    until then, as long as the database is open.
     """
 
-    def _about(self) -> str:
-        return f"{self._name!r} in {self._db!r}"
+    _table = TABLE
 
     def __init__(
         self,
@@ -96,51 +92,15 @@ class KeyShards(Closeable):
             raise UsageError(f"a name of key shards has {NAME_CHARACTERS_MAX - _KEY_CHARACTERS} characters at most")
         if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
             raise UsageError(f"keys are divided into 1 to {COUNT_MAX} shards, not {count!r}")
-        self._lease_s = checked_lease(db, lease_s)
-        self._db = db
-        self._name = name
+        self._lease_s = lease_s = checked_lease(db, lease_s)
         self._count = count
-        self._core = KeyShardsCore(holder, os.urandom(16).hex(), count, self._lease_s)
-        self._changed = threading.Condition()
-        self._is_closed = self._is_inherited = False
-        self._deadline: float | None = None
-        """When the thread ends although the database has not answered, unless a run goes on."""
-        self._told = (0, 0)
-        self._failures = Failures(LOG, f"The key shards {name!r}: the database does not answer")
+        super().__init__(
+            db, name, f"key-shards-{name}", lambda holder, mark: KeyShardsCore(holder, mark, count, lease_s),
+            holder=holder, trouble=f"The key shards {name!r}: the database does not answer",
+        )  # fmt: skip
+        self._logged = (0, 0)
+        """Lapses, and how many shards were held."""
         self._log_deferring = RateLimitedLog(LOG)
-        self._thread = threading.Thread(target=self._run, name=f"key-shards-{name}", daemon=True)
-        forking.register(self)
-
-    def start(self) -> KeyShards:
-        """Take part.  Does not wait for the database.  Raises LimitReached, Forked."""
-        if self._is_inherited:
-            raise Forked("key shards belong to the process that made them; make them in this process")
-        start_thread(self._thread)
-        return self
-
-    def __enter__(self) -> KeyShards:
-        return self.start()
-
-    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Begin no run any more, and give every shard up, so that another process can have it at once.
-
-        A shard in which a run goes on is given up when it has ended, and its lease is renewed until then, as long as
-        the database is open.  Blocks until all is given up, ``timeout_s`` at most.  Idempotent.
-        """
-        with self._changed:
-            if not self._is_closed:
-                self._is_closed = True
-                self._core.leave()
-                self._deadline = lease_clock() + timeout_s
-            self._changed.notify_all()
-        if self._thread.ident is not None and threading.current_thread() is not self._thread and not self._is_inherited:
-            self._thread.join(timeout_s)
-
-    def after_fork_in_child(self) -> None:
-        forking.set_aside((self._changed, self._thread))
-        self._is_inherited = self._is_closed = True
-        self._changed = threading.Condition()
-        self._core = KeyShardsCore("", "", self._count, self._lease_s)  # which never holds anything
 
     # -- what is held
 
@@ -171,7 +131,7 @@ class KeyShards(Closeable):
             return self._core.is_lasting(lease_clock())
 
     def is_foreign(self, table: str, key: str) -> bool:
-        """Another process holds the shard of this key, or shall have it, or nobody holds it yet."""
+        """Another process holds the shard of this key, or shall have it, or no process holds it yet."""
         shard = self.shard_of(table, key)
         with self._changed:
             return self._core.is_foreign(shard)
@@ -214,34 +174,16 @@ class KeyShards(Closeable):
                 failures=self._failures.count, **dataclasses.asdict(core.counters),
             )  # fmt: skip
 
-    # -- the thread
+    # -- the lease
 
-    def _run(self) -> None:
-        while (call := wait_call(self._core, self._changed, self._is_late)) is not None:
-            answer = self._ask(call)
-            with self._changed:
-                answer(lease_clock())
-                counters, held = dataclasses.replace(self._core.counters), self._core.held
-            self._tell(counters, held)
+    def _leave(self) -> None:
+        self._core.leave()
 
-    def _is_late(self, now: float) -> bool:
-        return self._deadline is not None and now >= self._deadline and not self._core.has_runs
+    def _may_end(self) -> bool:
+        return not self._core.has_runs
 
-    def _ask(self, call: RecordCall) -> Callable[[float], None]:
-        """What the core is to be told at the time of the answer."""
-        try:
-            if call.kind == "look":
-                return self._look()
-            version = carry_out(self._db, TABLE, f"{self._name}/{call.key}", call)
-        except REFUSED:
-            return self._core.refused
-        except Closed:
-            self._core.is_gone = True  # the database was closed before us; the lease ends by itself
-            return self._core.failed
-        except Exception as error:  # noqa: BLE001  counted and logged
-            self._failures.note(error)
-            return self._core.failed
-        return lambda now: self._core.written(version, now)
+    def _key_of(self, call: DatabaseCall) -> str:
+        return f"{self._name}/{call.key}"
 
     def _look(self) -> Callable[[float], None]:
         prefix = f"{self._name}/"
@@ -252,18 +194,20 @@ class KeyShards(Closeable):
         records = {rest: one for rest, one in rests.items() if rest.count("/") == 1}
         return lambda now: self._core.found(records, now)
 
-    def _tell(self, counters: ShardCounters, held: int) -> None:
+    def _told(self) -> None:
+        with self._changed:
+            lapses, held = self._core.counters.lapses, self._core.held
         if self._core.is_deferring:
             self._log_deferring(
                 "The key shards %r: another process has divided the keys into another number of shards than %d, and "
                 "began earlier. This one takes none until that one has ended.", self._name, self._count,
             )  # fmt: skip
-        lapses, held_before = self._told
-        if counters.lapses > lapses:
+        lapses_before, held_before = self._logged
+        if lapses > lapses_before:
             LOG.warning(
                 "The key shards %r: the lease of %g s was over, because this process stood still or the database did "
                 "not answer. No run begins before it is renewed.", self._name, self._lease_s,
             )  # fmt: skip
         if held != held_before:
             LOG.info("The key shards %r: %d of %d are held", self._name, held, self._count)
-        self._told = (counters.lapses, held)
+        self._logged = (lapses, held)

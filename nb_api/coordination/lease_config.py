@@ -26,8 +26,8 @@ ELECTION_OPTIONS: Sequence[cfg.Opt] = (
 DISCOVERY_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("lease", 60.0, 0.3, 86_400.0,
             "A publisher that shows no progress for this long is taken out of the directory; it renews its entry four "
-            "times as often, and a subscriber looks into the directory twelve times as often. The same for "
-            "everybody."),
+            "times as often, and a subscriber looks into the directory twelve times as often. The same "
+            "everywhere."),
 )  # fmt: skip
 
 REFRESHES_PER_LEASE = 12

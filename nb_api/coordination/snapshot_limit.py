@@ -68,7 +68,7 @@ class SnapshotLimitCounters:
 
 
 class ProcessTurns:
-    """Whose turn it is among the caches of one process.  For any thread; in a forked child nobody has one.
+    """Turns of the caches of one process to read a snapshot.  For any thread; in a forked child no cache has one.
 
     Taking one does not block: a hundred caches that wait for their turn need no hundred threads.
     """

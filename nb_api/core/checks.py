@@ -16,7 +16,7 @@ import msgspec
 from nb_api.core.digests import bucket_of
 from nb_api.errors import DbError, InvalidObject, RevisionTooOld, RevisionUnknown
 from pubsub_api.core.events import ENCODING_ERRORS, PLAIN_TYPES, check_value
-from pubsub_api.core.topics import FilterSet, check_topic, is_wildcard, literal_prefix
+from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
 from pubsub_api.errors import LimitReached, UsageError
 
 NAME_CHARACTERS_MAX = 255
@@ -43,12 +43,10 @@ def check_name(name: str, what: str = "key") -> None:
         raise InvalidObject(f"{what} {name[:80]!r} contains {bad.group()!r}")
 
 
-def check_object(table: str, key: str, topic: str | None = None) -> None:
-    """What names an object.  Raises InvalidObject, InvalidTopic."""
+def check_object(table: str, key: str) -> None:
+    """What names an object.  Raises InvalidObject."""
     check_name(table, "table")
     check_name(key, "key")
-    if topic is not None:
-        check_topic(topic)
 
 
 def check_revision(revision: int, what: str = "revision") -> None:

@@ -1,9 +1,9 @@
 """Digests of sets of objects, which a copy and a database compare.  Does no I/O.
 
-A version is the revision of one change of one object, with bits by chance in it (`nb_api.revisions`): who knows the
-versions of a set of objects knows the set.  So the digest of a table is how many objects there are and the sum of their
-versions.  A change costs an addition, in any order, and every database can add numbers up by itself.  Values are not in
-it: they are compared in turns, a *bucket* of the objects after another.  The bucket is in the version too.
+A version is the revision of one change of one object, with bits by chance in it (`nb_api.revisions`): the
+versions of a set of objects tell which set it is.  So the digest of a table is how many objects there are and the sum
+of their versions.  A change costs an addition, in any order, and every database can add numbers up by itself.  Values
+are not in it: they are compared in turns, a *bucket* of the objects after another.  The bucket is in the version too.
 """
 
 from __future__ import annotations

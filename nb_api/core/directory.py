@@ -107,7 +107,7 @@ class DirectoryCore:
 
 
 class CollectorCore:
-    """Which entries are to be deleted.  Everybody may collect: an entry that was renewed meanwhile is not deleted."""
+    """Which entries are to be deleted.  Any process may collect: an entry that was renewed meanwhile is not deleted."""
 
     def __init__(self, *, lease_s: float, gap_max_s: float) -> None:
         self._lease_s = lease_s

@@ -18,8 +18,8 @@ gone       nothing
 
 A call whose answer is lost may have been carried out.  So the next look decides: a lease with our own mark is ours, and
 lasts from before the attempt that it names.  The *token* is the version with which the lease was gained.  It is higher
-than that of every leader before, so a store that remembers the highest one it has seen can refuse those who do not know
-yet that they were replaced.
+than that of every leader before, so a store that remembers the highest one it has seen can refuse a former leader
+that does not know yet that it was replaced.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ Kind = Literal["look", "create", "set", "delete"]
 
 
 class DatabaseCall(NamedTuple):
-    """A call to the database.  Answer it with `found`, `written`, `refused` or `failed`."""
+    """A call to the database, about one record or, to look, about all.  Answer it with `found`, `written`, `refused` or
+    `failed`."""
 
     kind: Kind
+    key: str = ""
+    """Of the record, where a core has several."""
     value: Any = None
     expected_version: int | None = None
 
@@ -70,6 +73,9 @@ class ElectionCore:
         self._token = 0
         self.leader: str | None = None
         """The holder of the lease when it was last looked at."""
+        self.renewals = 0
+        self.conflicts = 0
+        """Writes that came too late, because another candidate was faster."""
 
     # -- what the candidate knows
 
@@ -154,6 +160,7 @@ class ElectionCore:
         """The answer to a create, set or delete that was carried out."""
         asked, self._asked = self._asked, None
         self._writes.done(version)
+        self.renewals += asked is not None and asked.kind == "set"
         if self._state != "resigning":
             self._lead(version, now)
         elif asked is not None and asked.kind == "delete":
@@ -164,6 +171,7 @@ class ElectionCore:
     def refused(self, now: float) -> None:
         """The answer to a create, set or delete that came too late."""
         self._asked = None
+        self.conflicts += 1
         if self._state == "resigning" or (self._writes.is_uncertain and self.is_leader(now)):
             self._next, self._due = DatabaseCall("look"), None  # perhaps by an attempt of our own that was not answered
         else:

@@ -13,7 +13,7 @@ _MOVED_TO = "moved_to"
 
 
 def event_of(change: Change) -> Event:
-    """What is published for a change to those who follow the topic that the object has now."""
+    """What is published for a change to the subscribers of the topic that the object has now."""
     return Event(
         topic=change.topic,
         table=change.table,

@@ -38,7 +38,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
-from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE
+from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, DatabaseCall
 from pubsub_api.core.leases import LeaseProgress, LeaseWrites, longer_lease_s
 
 _LOOKS_PER_LEASE = 10
@@ -55,16 +55,6 @@ def shard_of(table: str, key: str, count: int) -> int:
 class ShardRecord(NamedTuple):
     version: int
     value: Any
-
-
-class RecordCall(NamedTuple):
-    """A call to the database, about one record or, to look, about all.  Answer it with `KeyShardsCore.found`,
-    `written`, `refused` or `failed`."""
-
-    kind: Literal["look", "create", "set", "delete"]
-    key: str = ""
-    value: Any = None
-    expected_version: int | None = None
 
 
 class ShardRun(NamedTuple):
@@ -119,8 +109,8 @@ class KeyShardsCore:
         self._progress = LeaseProgress(gap_max_s=2 * self._interval_s)
         self._held: dict[int, _Holding] = {}
         self._runs: Counter[int] = Counter()
-        self._asked: RecordCall | None = None
-        self._plan: deque[RecordCall] = deque()
+        self._asked: DatabaseCall | None = None
+        self._plan: deque[DatabaseCall] = deque()
         self._must_look = False
         self._look_at = -math.inf
         self._is_leaving = self._is_leaving_told = False
@@ -216,7 +206,7 @@ class KeyShardsCore:
             return now
         return min(self._renew_at, self._look_at)
 
-    def next_call(self, now: float) -> RecordCall | None:
+    def next_call(self, now: float) -> DatabaseCall | None:
         """What to ask of the database now; None when nothing is due, or the last call is not answered yet."""
         self.is_lasting(now)  # before the lease is renewed, so that it is noticed that it was over
         if self._asked is not None or self.is_gone or now < self.due(now):
@@ -228,18 +218,18 @@ class KeyShardsCore:
         self._asked = call
         return call
 
-    def _choose(self, now: float) -> RecordCall:
+    def _choose(self, now: float) -> DatabaseCall:
         if self._must_look:
-            return RecordCall("look")
+            return DatabaseCall("look")
         if self._can_go:
-            return RecordCall("delete", self._member_key, expected_version=self._writes.version)
+            return DatabaseCall("delete", self._member_key, expected_version=self._writes.version)
         if not self._writes.version:
-            return RecordCall("create", self._member_key, self._sign_of_life())
+            return DatabaseCall("create", self._member_key, self._sign_of_life())
         if now >= self._renew_at or self._must_tell:
-            return RecordCall("set", self._member_key, self._sign_of_life(), self._writes.version)
+            return DatabaseCall("set", self._member_key, self._sign_of_life(), self._writes.version)
         if (shard := self._endable()) is not None:
-            return RecordCall("delete", self._claim_key(shard), expected_version=self._held[shard].token)
-        return self._plan.popleft() if self._plan else RecordCall("look")
+            return DatabaseCall("delete", self._claim_key(shard), expected_version=self._held[shard].token)
+        return self._plan.popleft() if self._plan else DatabaseCall("look")
 
     @property
     def _interval_s(self) -> float:
@@ -317,7 +307,7 @@ class KeyShardsCore:
     def _make_plan(self, records: Mapping[str, ShardRecord], members: Mapping[str, _Member], now: float) -> None:
         silent = [mark for mark, one in members.items() if mark != self._mark and self._is_silent(mark, one)]
         for mark in silent:
-            self._plan.append(RecordCall("delete", f"{_MEMBER}/{mark}", expected_version=members[mark].version))
+            self._plan.append(DatabaseCall("delete", f"{_MEMBER}/{mark}", expected_version=members[mark].version))
         sharing = [mark for mark, one in members.items() if _shares(one, self.count, members.values())]
         self.is_deferring = self._mark not in sharing
         self.members = len(sharing)
@@ -351,14 +341,14 @@ class KeyShardsCore:
             self._held[shard].is_ending = True
             self.moves += 1
 
-    def _claim(self, shard: int, found: ShardRecord | None) -> RecordCall:
+    def _claim(self, shard: int, found: ShardRecord | None) -> DatabaseCall:
         kind: Literal["create", "set"] = "create" if found is None else "set"
-        return RecordCall(kind, self._claim_key(shard), {"mark": self._mark}, found and found.version)
+        return DatabaseCall(kind, self._claim_key(shard), {"mark": self._mark}, found and found.version)
 
-    def _clean(self, orphans: Mapping[str, ShardRecord]) -> list[RecordCall]:
+    def _clean(self, orphans: Mapping[str, ShardRecord]) -> list[DatabaseCall]:
         """What processes with another count have left."""
         return [
-            RecordCall("delete", key, expected_version=found.version)
+            DatabaseCall("delete", key, expected_version=found.version)
             for key, found in orphans.items()
             if not key.startswith(f"{self.count}/")
         ]
@@ -383,7 +373,7 @@ class KeyShardsCore:
                 self._hold(shard, version)
         self.is_lasting(now)
 
-    def _renewed(self, asked: RecordCall, version: int) -> None:
+    def _renewed(self, asked: DatabaseCall, version: int) -> None:
         if asked.kind == "delete":
             self.is_gone = True
             return

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from nb_api.core.changes import DbObject
-from nb_api.core.plain_values import AS_THEY_ARE
 from nb_api.errors import ValueMismatch
 from nb_api.models.declaring import is_pydantic, table_of
 from nb_api.models.unknown_fields import keep_unknown
@@ -32,6 +31,8 @@ _LOCAL_TIME = (
     "time zone, for example by datetime.now(timezone.utc) or value.replace(tzinfo=timezone.utc)"
 )
 
+_AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
+"""What msgspec's conversions would turn into text: bytes, and timestamps of msgpack."""
 _encode = msgspec.msgpack.Encoder().encode
 _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -59,7 +60,7 @@ class TableModel(Generic[T]):
         try:
             if self._is_pydantic:
                 return self.cls.model_validate(value)  # type: ignore[attr-defined, no-any-return]
-            return msgspec.convert(value, self.cls, builtin_types=AS_THEY_ARE)
+            return msgspec.convert(value, self.cls, builtin_types=_AS_THEY_ARE)
         except Exception as error:  # the class may raise any exception
             raise self._mismatch(key, error, found) from error
 
@@ -208,7 +209,7 @@ def _has_local_time(value: Any) -> bool:
     if isinstance(value, datetime.datetime):
         return value.tzinfo is None
     try:
-        plain = msgspec.to_builtins(value, builtin_types=AS_THEY_ARE)
+        plain = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE)
     except (TypeError, ValueError):
         return False
     parts = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()

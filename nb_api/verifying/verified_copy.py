@@ -77,10 +77,7 @@ class VerifiedCopy(Closeable):
         if interval_s is not None and not interval_s > 0:
             raise UsageError(f"verify_interval_s is a time in seconds above 0, or None, not {interval_s!r}")
         limit = SnapshotLimit(sync.slot_settings, nb.db, self.wait)
-        self._verifier = Verifier(
-            self, self._core, nb.db, marks,
-            tables=tables, behind_s=sync.behind_s, limit=limit, turns=nb.snapshot_turns,
-        )  # fmt: skip
+        self._verifier = Verifier(self, self._core, nb, marks, tables=tables, behind_s=sync.behind_s, limit=limit)
         self._periodic_verification = None
         if interval_s is not None:
             failures = Failures(LOG, "LocalCache: the copy could not be verified", self._verifier.counters)

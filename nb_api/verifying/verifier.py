@@ -22,14 +22,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from nb_api.api import NbApi
 from nb_api.cache.reading.history_marks import HistoryMarks
-from nb_api.coordination.snapshot_limit import ProcessTurns, SnapshotLimit
+from nb_api.coordination.snapshot_limit import SnapshotLimit
 from nb_api.core.copy.cache import CacheCore
 from nb_api.core.copy.differences import CachedObject, Difference
 from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.copy.snapshot_merge import EVERYTHING
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS, NO_OBJECTS, TableDigest, add_up, bucket_of
-from nb_api.db_api import DbApi, DbObject
+from nb_api.db_api import DbObject
 from nb_api.errors import CopyUnsettled, ObjectNotFound
 from nb_api.verifying.verification import (
     DifferenceKind,
@@ -40,6 +41,7 @@ from nb_api.verifying.verification import (
     kind_of,
 )
 from pubsub_api.errors import WaitTimeout
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -98,23 +100,22 @@ class Verifier:
         self,
         copy: CopyAccess,
         core: CacheCore,
-        db: DbApi,
+        nb: NbApi,
         marks: HistoryMarks,
         *,
         tables: Sequence[str] | None,
         behind_s: float | None,
         limit: SnapshotLimit,
-        turns: ProcessTurns,
     ) -> None:
         """``behind_s``: how long a change may take to arrive; None: the copy follows the feed, and its position shows
         what has arrived."""
         self.copy = copy
         self.core = core
-        self.db = db
+        self.db = nb.db
+        self.turns = nb.snapshot_turns
         self.marks = marks
         self.behind_s = behind_s
         self.limit = limit
-        self.turns = turns
         self.counters = VerifyCounters()
         self._tables = tables
         self._lock = threading.Lock()
@@ -436,7 +437,7 @@ class _Run:
 
     def _wait(self, is_done: Callable[[], bool], revision: int, patience_s: float | None) -> bool:
         """Block until ``is_done()``; False when no change up to ``revision`` can arrive.  Raises WaitTimeout."""
-        began, pause_s = time.monotonic(), _PAUSE_S
+        began, pauses = time.monotonic(), Backoff(_PAUSE_S, _PAUSE_MAX_S)
         while True:
             has_arrived = self._core.position >= revision  # before is_done(), which must see these changes
             if is_done():
@@ -444,8 +445,7 @@ class _Run:
             if has_arrived or (patience_s is not None and time.monotonic() - began >= patience_s):
                 return False
             self._check()
-            self._copy.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            self._copy.wait(pauses.next_s())
 
     def _check(self) -> None:
         """Raises CopyUnsettled, WaitTimeout, Closed."""

@@ -1,13 +1,13 @@
-"""From the commit to the bus: published by the thread that committed, confirmed by a thread that nobody waits for.
+"""From the commit to the bus: published by the thread that committed, confirmed by a thread that no writer waits for.
 
-Whoever has committed publishes all that waits, at once, if nobody else is doing that and if it cannot make him wait
-(`nb_api.writing.direct_way`).  What is committed meanwhile waits in a bounded queue, and leaves together as soon as the
-way is free: in the next writer's thread, or in the thread of this object, which is woken.  So there is no timer between
-a lone commit and the wire; in a flood there is a short pause (`nb_api.writing.pacing`).
+A thread that has committed publishes all that waits, at once, if no other thread is doing that and if it cannot be held
+up by it (`nb_api.writing.direct_way`).  What is committed meanwhile waits in a bounded queue, and leaves together as
+soon as the way is free: in the next writer's thread, or in the thread of this object, which is woken.  So there is no
+timer between a lone commit and the wire; in a flood there is a short pause (`nb_api.writing.pacing`).
 
 Now and then the thread waits until everything has left this process's responsibility, and less often it takes what has
-left out of the outbox, in one transaction.  Whatever goes wrong, the change is still in the
-outbox, and the sweeper publishes it.
+left out of the outbox, in one transaction.  Whatever goes wrong, the change is still in the outbox, and the sweeper
+publishes it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AfterCommitPublisher:
                         changes = sorted(changes, key=_revision)
                     self._begin_sending(changes)
                 elif not self._is_taken(changes, load) or self._sender is not None:
-                    return  # left to the sweeper, or to who sends
+                    return  # left to the sweeper, or to the thread that sends
                 elif self._may_send(self._queued, time.monotonic()):
                     changes, load = self._take()
                 else:
@@ -231,7 +231,7 @@ class AfterCommitPublisher:
     # -- publishing, in a writer's thread or in ours
 
     def _begin_sending(self, batch: Sequence[Change]) -> None:
-        """From now on the caller sends, and nobody else."""
+        """From now on the caller sends, and no other thread."""
         self._sender = threading.get_ident()
         self._progress_at = time.monotonic()
         self._in_work = batch
@@ -250,7 +250,7 @@ class AfterCommitPublisher:
         return batch, load
 
     def _publish(self, batch: Sequence[Change], load: Load) -> None:
-        """What the caller has begun to send.  Then somebody else may send."""
+        """What the caller has begun to send.  Then another thread may send."""
         begun = time.monotonic()
         published: Sequence[Change] = ()
         refused: list[PublishRefusal] = []

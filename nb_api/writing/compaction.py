@@ -1,7 +1,7 @@
 """The compactor: keeps a database's feed and tombstones from growing for ever.
 
-Who has not seen what is compacted away reads a snapshot instead; so the feed should reach back as far as a controller
-is usually away.  Several compactors of one database do no harm.
+A cache that has not seen what is compacted away reads a snapshot instead; so the feed should reach back as far as a
+controller is usually away.  Several compactors of one database do no harm.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class ChangePublisher(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
-        """Send the changes, in order, without waiting for anybody; returns those that cannot be sent, for a reason of
-        their own.  May block for a bounded time while too much is waiting.  Raises HeliographError: which of them were
-        sent is then not known."""
+        """Send the changes, in order, without waiting for a subscriber; returns those that cannot be sent, for a
+        reason of their own.  May block for a bounded time while too much is waiting.  Raises HeliographError: which of
+        them were sent is then not known."""
 
     @abc.abstractmethod
     def flush(self, *, timeout_s: float) -> None:

@@ -42,7 +42,7 @@ class Transaction:
         self._add(Write("set", table, key, value, topic, expected_version))
 
     def put(self, table: str, key: str, value: Any, *, topic: str, expected_version: int | None = None) -> None:
-        """Create or replace an object; one that is so already keeps its version, and nobody is told.  At the end:
+        """Create or replace an object; one that is so already keeps its version, and is not published.  At the end:
         ObjectNotFound and VersionConflict, when a version is expected."""
         self._add(Write("put", table, key, value, topic, expected_version))
 

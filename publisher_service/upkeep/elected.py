@@ -116,6 +116,8 @@ class ElectedUpkeep:
             thread.ask_to_stop()
         for thread in self._threads:
             thread.stop()
+        if self._watcher is not None:
+            self._watcher.note_end()
         self._threads, self._undone = [], []
 
     def __enter__(self) -> ElectedUpkeep:

@@ -132,8 +132,11 @@ class TableWatcher:
             pause_s=0.0,
             retry_s=_WAIT_S,
             at_once=True,
-            at_end=lambda: self._note(is_last=True),
         )
+
+    def note_end(self) -> None:
+        """Write down how far it came, when the thread has ended."""
+        self._note(is_last=True)
 
     def _work(self) -> None:
         if not self._is_positioned:

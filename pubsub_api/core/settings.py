@@ -47,6 +47,14 @@ class PublisherSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class History:
+    """Past events for a new subscriber: the newest of each stream, those since a timestamp, or all."""
+
+    newest: int = 0
+    since: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class SubscriberSettings:
     frame: FrameSettings = FrameSettings()
     max_idle_time_s: float = 5.0
@@ -75,11 +83,8 @@ class SubscriberSettings:
     """After a reconnection no resync is needed if the heads of the publishers at that address match ours.  Correct only
     where no other publisher could have used the link meanwhile: on a bind-based driver.  On other drivers a
     reconnection needs no resync if the link proves that no publisher has connected (`Connected.arrivals`)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class History:
-    """Past events for a new subscriber: the newest of each stream, those since a timestamp, or all."""
-
-    newest: int = 0
-    since: int = 0
+    history: History | None = None
+    takes_repeats: bool = False
+    """Deliver, too, what was delivered or given up before, whenever it comes."""
+    queue_bytes_max: int = 64 * 1024 * 1024
+    """Frames that wait for the callback.  When there are more, others wait in the core, `pending_bytes_max` at most."""

@@ -1,6 +1,6 @@
 """What a publisher has to send: events collected per topic, sent by a caller or by a thread of its own.
 
-`pubsub_api.publishing.publisher` says when events collect and who sends them.
+`pubsub_api.publishing.publisher` says when events collect and which thread sends them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Batcher:
         self._on_sent = on_sent
         self.lock = threading.Lock()
         """Guards the core and the sender.  Taken by ``with``, since after a call of `acquire` an interrupt, such as
-        Ctrl-C, may come before the ``try`` and leave it held.  So who does not want to wait looks first whether it is
-        held; once in a while it is taken by another thread in between, and then this one waits for that."""
+        Ctrl-C, may come before the ``try`` and leave it held.  So a thread that does not want to wait looks first
+        whether it is held; once in a while another takes it in between, and then this one waits for that."""
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self.is_asleep = False
@@ -109,9 +109,9 @@ class Batcher:
     def check_numbered(self, stream: OutStream, encoded: bytes) -> None:
         """It was closed while this event was appended.  Raises Closed unless the event has a number, or gets one.
 
-        Who appends looks at the flag after it; who closes sets the flag first, and numbers all that was appended
-        second.  So what was appended before the flag was set has a number; of what came later this finds out.  Events
-        that are appended together are numbered together: it is enough to look for the first.
+        A thread that appends looks at the flag after it; one that closes sets the flag first, and numbers all that was
+        appended second.  So what was appended before the flag was set has a number; of what came later this finds out.
+        Events that are appended together are numbered together: it is enough to look for the first.
         """
         with self.lock:
             if self._has_ended and any(one is encoded for one in stream.pending):
@@ -216,7 +216,7 @@ class Batcher:
             if not self._is_draining:
                 with self.lock:
                     due = self._work() if not self.is_closed else due
-            # Lie down first, look second; who drains says that it is done first, and looks at the sleeper second.
+            # Lie down first, look second; a call that drains says so first, and looks at the sleeper second.
             self.is_asleep = True
             if (not self.dirty or self._is_draining) and not self.is_closed:
                 self.wakeup.acquire(timeout=max(due - time.monotonic(), 0.001))
@@ -243,4 +243,4 @@ class Batcher:
         try:  # noqa: SIM105
             self.wakeup.release()
         except RuntimeError:
-            pass  # Released already: somebody else woke the thread and it is on its way.
+            pass  # Released already: another thread woke it and it is on its way.

@@ -32,7 +32,7 @@ class Needed(NamedTuple):
 
     caches: int
     services: int = 0
-    """Of those who keep it durably."""
+    """Of those, services that keep it durably."""
 
     def __str__(self) -> str:
         durably = f", {self.services} of them durably" if self.services else ""
@@ -97,7 +97,7 @@ class Confirmer:
             self._keepers.clear()
         for query in self._questions(wants):
             keys += [(query.id * WANTS_PER_QUERY_MAX + position, want) for position, want in enumerate(query.wants)]
-            with contextlib.suppress(TransportUnavailable):  # who cannot be asked does not hold it, and is asked again
+            with contextlib.suppress(TransportUnavailable):  # what cannot be asked does not count, and is asked again
                 self._end.query(
                     frames.pack(Kind.QUERY, self._guid, query.scope, messages.encode(query), key=self._frame.key)
                 )

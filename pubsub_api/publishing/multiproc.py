@@ -69,7 +69,7 @@ class WorkerPublisherApi(Closeable):
 
     Opens nothing until the first event, and needs no service to be there yet: events wait in a bounded window and
     are sent when it comes, in order, each once, across restarts of the service.  What is in the window when this
-    process dies is lost with it; who cannot afford that has an outbox.
+    process dies is lost with it; a program that cannot afford that has an outbox.
 
     After ``fork()`` the child's copy is a new worker with a GUID and a connection of its own, made at its first event.
     What the parent has not sent yet stays with the parent.

@@ -11,12 +11,12 @@ What is done for every event decides the throughput, so `send_event` does next t
 timestamp, checks, encodes, appends.  Everything else is done once in a *turn*, a frame's worth of events at most:
 
 * With the first event of a flood a caller reserves the timestamps of a whole turn.  The events after it take one each,
-  and whoever finds none left looks at the clock, at how much has collected, and sends or reserves the next turn.
+  and a call that finds none left looks at the clock, at how much has collected, and sends or reserves the next turn.
 * The sizes of small events are not added up.  They are so small that a turn of them fits a frame, and a turn counts in
   the backlog with all that it may hold.  Only a large event is measured.
 
-Whoever sends what has collected also takes back the timestamps that are left.  So the first event after that looks at
-the clock again, and a lone event never goes with a flood that is over.
+The thread that sends what has collected also takes back the timestamps that are left.  So the first event after that
+looks at the clock again, and a lone event never goes with a flood that is over.
 
 `pubsub_api.publishing.batching` collects and sends, `pubsub_api.publishing.sending` talks to the driver.
 """
@@ -173,7 +173,7 @@ class Publisher(Closeable):
             if is_sound:
                 encoded = encode_sound(event, stamp)
             elif (
-                (type(value) is dict or type(value) in PLAIN_TYPES)  # who comes first in a turn is looked into
+                (type(value) is dict or type(value) in PLAIN_TYPES)  # the first one of a turn is looked into
                 and type(table) is str
                 and type(key) is str
                 and action in ACTIONS
@@ -217,7 +217,7 @@ class Publisher(Closeable):
             raise self._too_large(f"event {event.table}/{event.key}", size)
         self._last_call_ns = wall_ns
         if is_flood:
-            # Before it is queued, because who sends this event takes back what is left of the turn.
+            # Before it is queued, because the thread that sends this event takes back what is left of the turn.
             self._flood_ns = _FLOOD_GAP_NS * self._turn_events
             self._stamps = iter(range(stamp + 1, stamp + self._turn_events - 1))
             self._batcher.queue(stream, [encoded], self._turn_bytes + size)
@@ -250,7 +250,7 @@ class Publisher(Closeable):
         if isinstance(events, list | tuple):
             self._send_runs(events, is_sound)
         else:
-            # Whoever makes them one by one may take its time, and what is made must not wait for the rest.
+            # A generator may take its time, and what it has made must not wait for the rest.
             for event in events:
                 self.send_event(event, is_sound=is_sound)
 
@@ -346,11 +346,11 @@ class Publisher(Closeable):
     ) -> None:
         """Return when that many stand-alone caches hold every event sent so far that was not confirmed before.
 
-        Who keeps history counts as a cache.  ``services`` is how many of those must hold an event as well as its topic
-        is to be kept, PERSISTENT ones on disk; by default ``[pubsub] min_services``.  What too few of them hold is sent
-        again under the same numbers.  ``addresses`` says where they listen on a bind-based driver, by default where
-        subscribers would.  Raises WaitTimeout naming a range, NotSupported when this publisher keeps no cache to send
-        from or the driver has no queries, and UsageError.
+        A service that keeps history counts as a cache.  ``services`` is how many of these must hold an event as well as
+        its topic is to be kept, PERSISTENT ones on disk; by default ``[pubsub] min_services``.  What too few of them
+        hold is sent again under the same numbers.  ``addresses`` says where they listen on a bind-based driver, by
+        default where subscribers would.  Raises WaitTimeout naming a range, NotSupported when this publisher keeps no
+        cache to send from or the driver has no queries, and UsageError.
         """
         self._check_usable()
         needed = Needed(caches, self._settings.min_services if services is None else services)
@@ -380,7 +380,7 @@ class Publisher(Closeable):
                 self._batcher.sender.take_refusals(self._core)
                 if not query.wants:
                     known = self._core.known_heads(stamp)
-            # Not under the lock: this looks at every stream, and senders must not wait for who asks.
+            # Not under the lock: this looks at every stream, and senders must not wait for questions.
             selected = select(known, query.topics)
             with self._batcher.lock:
                 return self._core.answer(query, stamp, time.monotonic(), selected)

@@ -67,7 +67,7 @@ class FrameSender:
 
     @property
     def has_untold(self) -> bool:
-        """The newest frames were refused, or some were refused that nobody was told of.  Needs no lock."""
+        """The newest frames were refused, or some refusals were not told yet.  Needs no lock."""
         return bool(self._refusals) or self.last_failure is not None or self._not_permitted is not None
 
     def take_refusals(self, core: PublisherCore) -> None:

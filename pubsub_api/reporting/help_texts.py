@@ -462,9 +462,7 @@ HELP: dict[str, dict[str, str]] = {
         "samples": "Of a name-space of a durability service: samples in the set.",
         "is_complete": "Of a name-space of a durability service: 1 when the set is complete.",
         "is_agreed": "Of a name-space of a durability service: 1 when the services agree on the master.",
-        "conflicts": (
-            "Of a name-space of a durability service: conflicts between two sides of a split that nobody has decided."
-        ),
+        "conflicts": "Of a name-space of a durability service: undecided conflicts between two sides of a split.",
         "joins": (
             "Of a name-space of a durability service: how often what another side had came in after this side was "
             "complete."

@@ -48,7 +48,7 @@ READ_ONLY = Page(405, TEXT, "only GET and HEAD\n")
 
 def read_request(sock: socket.socket, deadline: float, *, body_bytes_max: int = 0) -> HttpRequest | None:
     """None when nothing more comes.  ``deadline`` is by the monotonic clock.  A head or a body that is larger, or a
-    body of a length that nobody tells, is no request.  Raises OSError."""
+    body of an unknown length, is no request.  Raises OSError."""
     data = b""
     while b"\r\n\r\n" not in data and len(data) < HEAD_BYTES_MAX:
         received = _receive(sock, deadline)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from oslo_config import cfg
 
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.removed_options import REMOVED
 
 _ENVIRONMENT = "the environment"
 
@@ -31,20 +30,10 @@ def is_known(name: str, known: Collection[str]) -> bool:
     return name.replace("-", "_") in known
 
 
-def hint_for(group: str, name: str, known: Iterable[str]) -> str:
-    """What became of a removed option, or which option may be meant; empty when neither is known."""
-    if removed := removed_hint(group, name):
-        return removed
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """Which option may be meant; empty when none is similar."""
     near = nearest(name, known)
     return f"is {near} meant?" if near else ""
-
-
-def removed_hint(group: str, name: str) -> str:
-    """What became of an option of earlier releases; empty when there was no such option."""
-    given_by = REMOVED.get(group, {}).get(name.replace("-", "_"))
-    if given_by is None:
-        return ""
-    return f"it was removed, and follows from: {given_by}." if given_by else "it was removed, and is a constant."
 
 
 def names_of(options: Iterable[cfg.Opt]) -> set[str]:
@@ -56,7 +45,6 @@ def names_of(options: Iterable[cfg.Opt]) -> set[str]:
 class _GivenName(NamedTuple):
     """The name of an option that a file or the environment sets."""
 
-    group: str
     name: str
     shown: str
     source: str
@@ -66,20 +54,20 @@ class _GivenName(NamedTuple):
 def _given_names(conf: cfg.ConfigOpts, group: str) -> list[_GivenName]:
     """The names of a group in the files of ``conf``, and in the environment if ``conf`` reads it."""
     given = [
-        _GivenName(group, name, f"[{group}] {name}", path)
+        _GivenName(name, f"[{group}] {name}", path)
         for path in conf.config_file or ()
         for name in read_names(path).get(group, ())
     ]
     if getattr(conf, "_use_env", True):  # oslo.config has no public name for it
         prefix = f"OS_{group.upper()}__"
         names = sorted(name for name in os.environ if name.startswith(prefix))
-        given += [_GivenName(group, name.removeprefix(prefix).lower(), name, _ENVIRONMENT) for name in names]
+        given += [_GivenName(name.removeprefix(prefix).lower(), name, _ENVIRONMENT) for name in names]
     return given
 
 
 def refuse_unknown(conf: cfg.ConfigOpts, group: str, options: Collection[cfg.Opt]) -> None:
     """Raises InvalidConfig for names of that group, in files of ``conf`` and in the environment, that are none of these
-    options.  The error lists all of them, and then also all removed options of other groups.
+    options.  The error lists all of them.
 
     Unknown names of other groups are accepted: they may belong to another program that shares the file.
     """
@@ -89,29 +77,10 @@ def refuse_unknown(conf: cfg.ConfigOpts, group: str, options: Collection[cfg.Opt
         return is_known(given.name, read_from_environment if given.source == _ENVIRONMENT else known)
 
     unknown = [given for given in _given_names(conf, group) if not is_read(given)]
-    if not unknown:
-        return
-    others = [(other, names) for other, names in REMOVED.items() if other != group]
-    unknown += [given for other, names in others for given in _given_names(conf, other) if is_known(given.name, names)]
-    first, *rest = unknown
-    hint = hint_for(first.group, first.name, known)
-    raise InvalidConfig(
-        f"{first.shown}, in {first.source}, is no option{f': {hint}' if hint else '.'}"
-        f"{_describe_further(rest, first.source, known)} "
-        'What became of options of earlier releases: docs/options.md, "Options that are gone"'
-    )
+    if unknown:
+        raise InvalidConfig(" ".join(_explain(given, known) for given in unknown))
 
 
-def _describe_further(unknown: Iterable[_GivenName], source: str, known: Iterable[str]) -> str:
-    """A sentence about further unknown names, each in a few words: an old file may have a hundred.
-
-    ``source`` is that of the first name, and is not repeated.
-    """
-    descriptions = []
-    for given in unknown:
-        hint = REMOVED.get(given.group, {}).get(given.name.replace("-", "_"))
-        near = nearest(given.name, known) if hint is None else ""
-        remarks = [f"in {given.source}"] if given.source != source else []
-        remarks += [f"is {near} meant?"] if near else [] if hint is None else [hint or "a constant"]
-        descriptions.append(f"{given.shown} ({', '.join(remarks)})" if remarks else given.shown)
-    return f" Neither are {'; '.join(descriptions)}." if descriptions else ""
+def _explain(given: _GivenName, known: Iterable[str]) -> str:
+    hint = hint_for(given.name, known)
+    return f"{given.shown}, in {given.source}, is no option{f': {hint}' if hint else '.'}"

@@ -13,7 +13,6 @@ from urllib.parse import SplitResult
 from oslo_config import cfg, types
 
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.runtime.option_names import removed_hint
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -87,9 +86,7 @@ def override_from_query(conf: cfg.ConfigOpts, url: SplitResult, known: Mapping[s
     seen: set[str] = set()
     for name, value in given:
         if name not in options or name in seen:
-            hint = next(filter(None, (removed_hint(group, name) for group in known)), "")
-            names = f"{hint} Options" if hint else "options"
-            listed = f"is no option there; {names} are {', '.join(sorted(options))}"
+            listed = f"is no option there; options are {', '.join(sorted(options))}"
             raise InvalidConfig(f"{where}: {name!r} {'is given twice' if name in seen else listed}")
         seen.add(name)
         group, option = options[name]

@@ -84,8 +84,7 @@ class PeriodicThread:
 
     ``pause_s`` is the pause after work that succeeded, and before the first call unless ``at_once``.  ``retry_s`` is
     the pause after work that failed, by default the same.  ``on_failure`` is called in the thread after each failure,
-    and must not raise.  Work that raises Closed ends the thread: its object was closed.  ``at_end`` is called in the
-    thread after it was stopped.
+    and must not raise.  Work that raises Closed ends the thread: its object was closed.
 
     All methods may be called from any thread.  In a forked child nothing runs until `start` is called there.
     """
@@ -100,7 +99,6 @@ class PeriodicThread:
         retry_s: Pause | None = None,
         at_once: bool = False,
         on_failure: Callable[[Exception], None] = lambda _error: None,
-        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
         self.failures = failures
@@ -109,7 +107,6 @@ class PeriodicThread:
         self._retry_s = pause_s if retry_s is None else retry_s
         self._at_once = at_once
         self._on_failure = on_failure
-        self._at_end = at_end
         self._is_stopping = False
         self._reset()
         forking.register(self)
@@ -181,7 +178,6 @@ class PeriodicThread:
                 return
             if not self._is_stopping:  # `ask_to_stop` may have been called before the event was cleared above
                 wakeup.wait(_seconds(self._retry_s if self.failures.is_failing else self._pause_s))
-        self._at_end()
 
 
 class PeriodicTask:

@@ -61,16 +61,10 @@ class Plugins(Generic[Base]):
         return self._import_class(found[0])
 
     def _import_class(self, entry: importlib.metadata.EntryPoint) -> type[Base]:
-        failures: list[BaseException] = []
-        manager: NamedExtensionManager[Any] = NamedExtensionManager(
-            self._namespace,
-            names=[entry.name],
-            on_load_failure_callback=lambda _manager, _entry, error: failures.append(error),
-            on_missing_entrypoints_callback=lambda _names: None,  # without it a failure is logged as well as raised
-        )
-        if failures:
-            raise self._load_error(entry, failures[0]) from failures[0]
-        driver_class = manager[entry.name].plugin
+        try:
+            driver_class = entry.load()
+        except Exception as error:
+            raise self._load_error(entry, error) from error
         if not (isinstance(driver_class, type) and issubclass(driver_class, self._base)):
             raise DriverError(f"{self._what} {entry.name!r}: {entry.value} is not a subclass of {self._base.__name__}")
         return driver_class

@@ -12,8 +12,9 @@ import operator
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.errors import UndecodableBody, UsageError
 from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.instream import Delivery
@@ -34,15 +35,21 @@ OnFrames = Callable[[Sequence[Delivery]], None]
 """Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
 
 
+class Callbacks(NamedTuple):
+    """What a program gives to be called with: events or frames, or neither when it iterates."""
+
+    on_events: OnEvents | None = None
+    on_frames: OnFrames | None = None
+    on_resync: OnResync | None = None
+
+
 class Dispatcher:
     """The queue between the core and the user.  `put` is for any thread; the rest for the one that calls the user."""
 
     def __init__(
         self,
+        callbacks: Callbacks,
         *,
-        on_events: OnEvents | None,
-        on_frames: OnFrames | None,
-        on_resync: OnResync | None,
         gate: HistoryGate | None,
         inline: InlineDispatch,
         handled: Callable[[int], None],
@@ -54,9 +61,9 @@ class Dispatcher:
         self._handled = handled
         self._undecodable = undecodable
         self._resync_failed = resync_failed
-        self.on_events = on_events
-        self.on_frames = on_frames
-        self._on_resync = on_resync
+        self.on_events = callbacks.on_events
+        self.on_frames = callbacks.on_frames
+        self._on_resync = callbacks.on_resync
         self._gate = gate
         self.queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._reading: Iterator[Item] | None = None
@@ -72,7 +79,7 @@ class Dispatcher:
         self._inline = inline
         self.task: SharedTask | None = None
         """None when the user iterates."""
-        if on_events is not None or on_frames is not None:
+        if self.on_events is not None or self.on_frames is not None:
             self.task = SharedTask(self._call_with_all)
 
     def put(self, items: Sequence[Item] | None) -> None:
@@ -216,10 +223,16 @@ class Dispatcher:
                 self.callback_errors += 1
                 self._resync_failed(resync)
                 if self.task is None and not isinstance(error, Exception):
-                    raise  # the thread is that of the user, who iterates
+                    raise  # the thread is that of the program, which iterates
 
 
-def one_by_one(on_event: OnEvent) -> OnEvents:
+def in_batches(on_event: OnEvent | None, on_events: OnEvents | None) -> OnEvents | None:
+    """The callback for batches that does the same, None when there is no callback.  Raises UsageError for both."""
+    if on_event is None:
+        return on_events
+    if on_events is not None:
+        raise UsageError("give one of on_event and on_events")
+
     def call(events: Sequence[Event]) -> None:
         for event in events:
             on_event(event)

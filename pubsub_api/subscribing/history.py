@@ -1,4 +1,4 @@
-"""Who keeps the past for subscribers that come late: the contract, and how the one installed is found.
+"""Sources of the past for subscribers that come late: the contract, and how the installed one is found.
 
 A source is an entry point of the namespace ``heliograph.history_source``, under the name
 `SOURCE`.  The bus knows none of them; it only asks.
@@ -34,7 +34,7 @@ class Mismatch:
     topic_filter: str
     asked: Durability
     offered: Durability
-    """The strongest that anybody keeps of some of these topics."""
+    """The strongest that any service keeps of some of these topics."""
 
     def __str__(self) -> str:
         return f"{self.topic_filter}: {self.asked.name} is asked for, and {self.offered.name} is what is kept"
@@ -62,8 +62,8 @@ class HistorySource(abc.ABC):
     def read(self, topics: Sequence[str], on_page: OnPage, *, timeout_s: float) -> HistoryOutcome:
         """Hand over everything that is kept of the topics, oldest first for each object.  Blocks up to ``timeout_s``.
 
-        A page may come again when who began to answer had to be replaced by another.  What ``on_page`` raises comes
-        out of it.
+        A page may come again when the service that began to answer had to be replaced by another.  What ``on_page``
+        raises comes out of it.
         """
 
     @abc.abstractmethod

@@ -133,14 +133,14 @@ class HistoryGate:
         self._hold_until = time.monotonic() + hold_s
         self._delivered = DeliveredObjects(objects_max)
         self._turn = threading.RLock()
-        """Held by who delivers, from the look at what is new until the user has it: so the order stays."""
+        """Held by the thread that delivers, from the look at what is new until the user has it: so the order stays."""
         self._changed = threading.Condition()
         self._is_open = False
         self._caller = 0
         """The thread that is calling the user."""
         self._is_late = False
         """The first read began before the live subscription was in effect."""
-        self._is_nobody_there = False
+        self._is_no_service_there = False
         """It was said that no publisher is there."""
         self._outcome = HistoryOutcome.TIMED_OUT
         self._done = threading.Event()
@@ -196,14 +196,14 @@ class HistoryGate:
     def joined(self) -> None:
         """The live subscription is in effect, and what publishers remembered then has been passed on."""
         self._joined.set()
-        if self._is_nobody_there:
-            self._is_nobody_there = False
+        if self._is_no_service_there:
+            self._is_no_service_there = False
             self._again.set()
 
     @property
     def is_calling(self) -> bool:
-        """Whether this is asked by the user while it is being called.  Then nobody who waits for it to return, and that
-        may be both threads, can be waited for."""
+        """Whether the user asks this while it is being called.  Then no thread that waits for the call to return, and
+        both may, can be waited for."""
         return self._caller == threading.get_ident()
 
     def wait(self, timeout_s: float) -> HistoryOutcome:
@@ -226,7 +226,7 @@ class HistoryGate:
         )
 
     def close(self) -> None:
-        """Let everybody go.  Idempotent."""
+        """End every wait.  Idempotent."""
         self._closing.set()
         self._source.close()
         self._queue.close()
@@ -292,7 +292,7 @@ class HistoryGate:
             self._changed.notify_all()
         if self._source.asks_publishers and not self._joined.wait(self._source.publishers_wait_s):
             # What publishers remember comes as if it were live, and no publisher is there.
-            self._is_nobody_there = True
+            self._is_no_service_there = True
             outcome = HistoryOutcome.NO_SERVICE if outcome is HistoryOutcome.COMPLETE else outcome
         if not (self._done.is_set() and outcome is HistoryOutcome.NO_SERVICE):
             self._outcome = outcome

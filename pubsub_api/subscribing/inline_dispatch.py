@@ -1,8 +1,8 @@
-"""Who calls the user: the dispatcher, or for a lone frame the very thread of the driver that received it.
+"""Which thread calls the user: the dispatcher, or for a lone frame the very thread of the driver that received it.
 
 The second spares the frame the way to another thread, which has to be woken and to get the interpreter first.  But a
 callback may last, and while it does that thread receives nothing, for this subscriber and for others that it serves.
-So somebody looks after it, and has the driver go on in another thread when it stays away; the dispatcher then does all
+So a timer looks after it, and has the driver go on in another thread when it stays away; the dispatcher then does all
 the work for a while.  It also does for a callback that usually takes more than a moment: that gains nothing here.
 """
 
@@ -37,8 +37,8 @@ _AVERAGE_OF = 16
 LOCK_WAIT_S = 0.01
 """For so long the timers' thread waits for the lock of a subscriber; then it comes back later."""
 WATCH_S = 0.1
-"""For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does.
-A few looks: an event that comes alone once a second must not cost forty."""
+"""For how long the timer goes on looking after the last loan, so that not each loan has to wake it.  A few looks: an
+event that comes alone once a second must not cost forty."""
 
 
 class LoanWatch:
@@ -54,7 +54,7 @@ class LoanWatch:
         self.is_watching = False
 
     def add(self, borrower: InlineDispatch, now: float) -> bool:
-        """Have it looked after until it has borrowed nothing for a while.  Under its lock.  False: nobody does it."""
+        """Have it looked after until it has borrowed nothing for a while.  Under its lock.  False: it is not."""
         self._borrowers.add(borrower)
         if not self.is_watching:  # looked at after it was added: `_look` does it the other way round
             self._watch(now)
@@ -64,7 +64,7 @@ class LoanWatch:
         try:
             THREADS.add_timer(self._timer)
         except LimitReached as error:  # tried again with the next loan
-            LOG.error("Nobody looks after a callback: %s", error)
+            LOG.error("No thread looks after a callback: %s", error)
             return
         self.is_watching = True
         THREADS.set_timer(self._timer, now + LENT_MAX_S)
@@ -144,7 +144,7 @@ class InlineDispatch:
             try:
                 self._relieve()
             except (LimitReached, RuntimeError) as error:  # no thread can be started: tried again until it comes back
-                self._log("A callback lasts, and nobody receives meanwhile: %s", error)
+                self._log("A callback lasts, and no thread receives meanwhile: %s", error)
                 return True
             self._relieve = None
             self.relieved += 1

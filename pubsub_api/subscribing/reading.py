@@ -12,7 +12,7 @@ Take = Callable[[float | None], Sequence[Event] | None]
 
 
 class EventReader:
-    """Keeps the rest of a batch: whoever reads next, by whatever way, gets what follows.  For one thread at a time."""
+    """Keeps the rest of a batch: the next read, by whatever way, gets what follows.  For one thread at a time."""
 
     def __init__(self, take: Take) -> None:
         self._take = take

@@ -33,7 +33,7 @@ from pubsub_api.core.events import Action, Event
 from pubsub_api.core.frame import Header, Kind
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 from pubsub_api.driver_kit.threads import join_thread
@@ -42,7 +42,7 @@ from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.plugins import without_password
 from pubsub_api.runtime.shared_threads import THREADS, SharedTimer, run_soon
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
-from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
+from pubsub_api.subscribing.dispatching import Callbacks, Dispatcher
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate
 from pubsub_api.subscribing.inline_dispatch import LOCK_WAIT_S, InlineDispatch, Relieve
@@ -61,8 +61,8 @@ class Subscriber(Closeable):
 
     With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
     one that received; a program may take its time in either.  Without, read: ``for event in subscriber`` yields events
-    until it is closed, `get` waits for the next one, and resyncs go to ``on_resync``.  Who only stores or passes on
-    what was sent takes ``on_frames`` instead, and nothing is decoded.
+    until it is closed, `get` waits for the next one, and resyncs go to ``on_resync``.  A program that only
+    stores or passes on what was sent takes ``on_frames`` instead, and nothing is decoded.
     """
 
     def __init__(
@@ -70,31 +70,22 @@ class Subscriber(Closeable):
         driver: PubSubApi,
         settings: SubscriberSettings,
         topics: Sequence[str],
+        callbacks: Callbacks,
         *,
         addresses: Sequence[str],
-        on_event: OnEvent | None = None,
-        on_events: OnEvents | None = None,
-        on_frames: OnFrames | None = None,
-        on_resync: OnResync | None = None,
-        takes_repeats: bool = False,
-        history: History | None = None,
-        gate: HistoryGate | None = None,
-        queue_bytes_max: int,
+        gate: HistoryGate | None,
         clock: HybridClock,
     ) -> None:
-        if sum(callback is not None for callback in (on_event, on_events, on_frames)) > 1:
-            raise UsageError("give one of on_event, on_events and on_frames")
         if not topics:
             raise UsageError("a subscriber needs at least one topic filter")
         self._settings = settings
         self._gate = gate
-        self._queue_bytes_max = queue_bytes_max
+        self._queue_bytes_max = settings.queue_bytes_max
         self._hybrid_clock = clock
         self._guid = os.urandom(frames.GUID_BYTES)
         self._core = SubscriberCore(
-            settings, topics, guid=self._guid, now=time.monotonic(), jitter=random.Random().random, history=history,
-            takes_repeats=takes_repeats,
-        )  # fmt: skip
+            settings, topics, guid=self._guid, now=time.monotonic(), jitter=random.Random().random
+        )
         self._lock = threading.Lock()
         self._queue_bytes = 0
         self._waiting = 0
@@ -102,16 +93,14 @@ class Subscriber(Closeable):
         self._is_overrun = False
         self._inline = InlineDispatch(self._lock)
         self._dispatcher = Dispatcher(
-            on_events=on_events or (one_by_one(on_event) if on_event else None),
-            on_frames=on_frames,
-            on_resync=on_resync,
+            callbacks,
             gate=gate,
             inline=self._inline,
             handled=self._handled,
             undecodable=self._on_undecodable,
             resync_failed=self._on_resync_failed,
         )
-        self._read = data_reader(settings.frame) if on_frames is None else header_reader(settings.frame)
+        self._read = data_reader(settings.frame) if callbacks.on_frames is None else header_reader(settings.frame)
         self._reader = EventReader(gate.take if gate is not None else self._dispatcher.take)
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and self._dispatcher.task is not None
@@ -328,7 +317,7 @@ class Subscriber(Closeable):
     # -- what the user calls
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the subscriber is closed.  One reading thread at a time; who iterates again goes on."""
+        """Events until the subscriber is closed.  One reading thread at a time; another iteration goes on."""
         self._check_reading()
         yield from self._reader
 
@@ -360,11 +349,11 @@ class Subscriber(Closeable):
             raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
 
     def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
-        """Block until history has been delivered, it is clear that nobody keeps it, or the time is over.
+        """Block until history has been delivered, it is clear that no service keeps it, or the time is over.
 
-        History is delivered whether somebody waits for it or not.  Without ``durability`` there is none, and this
+        History is delivered whether a thread waits for it or not.  Without ``durability`` there is none, and this
         returns COMPLETE at once.  For a subscriber that is iterated over, delivered means at hand: a history of many
-        megabytes is at hand only while somebody iterates.  Not for callbacks: history waits for them.
+        megabytes is at hand only while a thread iterates.  Not for callbacks: history waits for them.
         """
         self._check_usable()
         return self._gate.wait(timeout_s) if self._gate else HistoryOutcome.COMPLETE

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from pubsub_api import loading
 from pubsub_api.core.frame import Kind
@@ -45,15 +45,35 @@ class _HasClose(Protocol):
 Store = TypeVar("Store", bound=_HasClose)
 
 
+class Process(Protocol):
+    """What a `ChildProcess` needs of a `subprocess.Popen`."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start_python(module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """``python -m MODULE ARGUMENTS`` with pipes."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+
+
 class ChildProcess:
     """The parent's handle.  Use it in a ``with`` block: leaving the block kills the process."""
 
+    start_process: ClassVar[Callable[[str, Sequence[str]], Process]] = staticmethod(start_python)
+    """What starts it.  Whoever starts hundreds may replace it with what costs less."""
+
     def __init__(self, role: str, url: str, *arguments: str, module: str = "pubsub_api.testing.child") -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, role, url, *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-        )  # fmt: skip
+        self._process = type(self).start_process(module, [role, url, *arguments])
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="child-reader", daemon=True)
         self._reader.start()

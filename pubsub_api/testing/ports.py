@@ -19,11 +19,13 @@ _random = random.SystemRandom()
 
 def free_port() -> int:
     """A TCP port of the loopback interface, reserved for this process until it ends.  Raises OSError without one."""
-    candidates = range(_LOWEST, _lowest_ephemeral())
-    for port in _random.sample(candidates, len(candidates)):
+    count = _lowest_ephemeral() - _LOWEST
+    first = _random.randrange(count)
+    for step in range(count):
+        port = _LOWEST + (first + step) % count
         if _is_free(port) and _is_reserved(port):
             return port
-    raise OSError(f"all ports from {_LOWEST} to {candidates[-1]} are taken")
+    raise OSError(f"all ports from {_LOWEST} to {_LOWEST + count - 1} are taken")
 
 
 def _lowest_ephemeral() -> int:

@@ -40,11 +40,11 @@ class LeaderLink:
         self._seq = 0
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._speakers: dict[str, int] = {}
-        """Borrowers that have spoken on this connection -> the last question for all before that.  Whoever is in here
+        """Borrowers that have spoken on this connection -> the last question for all before that.  A borrower in here
         was heard of by the leader, perhaps, and has to be taken back when it is no more."""
         self._interval_s = self._ping_at = float("inf")
         self._looked = -1
-        """The number of changes at which all who have spoken here were looked at."""
+        """The number of changes at which all that have spoken here were looked at."""
 
     def maintain(self, now: float) -> bool:
         """Connect, if that is to be done.  True when it was begun."""
@@ -78,8 +78,8 @@ class LeaderLink:
             self._speakers[message.borrower] = self._seq
 
     def ping_all(self, now: float, changes: int, is_here: Callable[[str], bool]) -> None:
-        """Ask for the leases of all who have spoken here, when that is due.  ``is_here`` tells who still does; nobody
-        is asked about while ``changes`` stays the same."""
+        """Ask for the leases of all that have spoken here, when that is due.  ``is_here`` tells whether one still does;
+        it is not asked while ``changes`` stays the same."""
         if self._connection is None or not self._speakers:
             self._ping_at = float("inf")
             return
@@ -97,7 +97,7 @@ class LeaderLink:
         self._ping_at = min(self._ping_at, now + self._interval_s)
 
     def is_known(self, changes: int) -> bool:
-        """Whether all who have spoken here are still here."""
+        """Whether all that have spoken here are still here."""
         return changes == self._looked
 
     def heard(self, answer: m.PingAllResponse) -> tuple[float, list[str]]:

@@ -6,8 +6,9 @@ import enum
 
 import msgspec
 
-from pubsub_api.core.errors import InvalidTopic, UndecodableBody, UsageError
+from pubsub_api.core.errors import InvalidTopic, UsageError
 from pubsub_api.core.topics import check_filter
+from shared_subscriptions.core import coding
 from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.settings import LeaseSettings
 
@@ -68,20 +69,8 @@ class Declaration(msgspec.Struct, frozen=True):
         return self.until[shard] if shard < len(self.until) else 0
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Declaration).decode
-
-
-def encode(declaration: Declaration) -> bytes:
-    return _encode(declaration)
-
-
-def decode(value: bytes) -> Declaration:
-    """Raises UndecodableBody."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a group's record cannot be decoded: {error}") from error
+encode = coding.encode
+decode = coding.decoder(Declaration, "a group's record")
 
 
 def check_name(name: str) -> str:

@@ -9,9 +9,11 @@ grant fence what belongs to the past.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
+from shared_subscriptions.core import coding
 from shared_subscriptions.core.progress import GroupProgress
 
 
@@ -151,26 +153,8 @@ def concern(message: Message) -> int:
     return getattr(message, "partition", LEASE)
 
 
-encode = msgspec.msgpack.Encoder().encode
-_to_leader: msgspec.msgpack.Decoder[tuple[str, ToLeader | PingAll]] = msgspec.msgpack.Decoder(
-    tuple[str, ToLeader | PingAll]
-)
-_to_borrower: msgspec.msgpack.Decoder[ToBorrower | PingAllResponse] = msgspec.msgpack.Decoder(
-    ToBorrower | PingAllResponse
-)
-
-
-def decode_to_leader(body: bytes) -> tuple[str, ToLeader | PingAll]:
-    """The group, and what is said to its leader.  Raises UndecodableBody."""
-    try:
-        return _to_leader.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a message to a leader cannot be decoded: {error}") from error
-
-
-def decode_to_borrower(body: bytes) -> ToBorrower | PingAllResponse:
-    """Raises UndecodableBody."""
-    try:
-        return _to_borrower.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a message to a borrower cannot be decoded: {error}") from error
+encode = coding.encode
+decode_to_leader = coding.decoder(tuple[str, ToLeader | PingAll], "a message to a leader")
+"""The group, and what is said to its leader."""
+decode_to_borrower: Callable[[bytes], ToBorrower | PingAllResponse]
+decode_to_borrower = coding.decoder(ToBorrower | PingAllResponse, "a message to a borrower")  # type: ignore[arg-type]

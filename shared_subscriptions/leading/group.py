@@ -21,6 +21,7 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log.log_api import LogApi, ShardState
+from pubsub_api.runtime.backoff import Backoff
 from shared_subscriptions import config
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.declaration import Declaration
@@ -115,7 +116,7 @@ class Leading:
         self._last_words: list[m.ToBorrower] = []
         self._ask_at = float("inf")
         """When to look whether what is published is heard."""
-        self._ask_pause_s = _ASK_S
+        self._ask_pauses = Backoff(_ASK_S, _ASK_S_MAX)
         self._told: LeaderRecord | None = None
         self._commit_at = self._commit_early_at = 0.0
         self._is_urgent = self._is_touched = False
@@ -199,7 +200,7 @@ class Leading:
             self._begin()
         elif role in (CandidateRole.WATCHING, CandidateRole.RETIRED) and self.leader is not None:
             if role is CandidateRole.WATCHING:
-                LOG.warning("Group %s: somebody else leads now.", self.name)
+                LOG.warning("Group %s: another process leads now.", self.name)
             self.end()
         is_watching = role is CandidateRole.WATCHING
         self._standby.update(self.candidate.leader if is_watching else None, is_watching=is_watching)
@@ -239,7 +240,7 @@ class Leading:
         self._said = None
         LOG.info("Group %s: this process leads, in epoch %d.", self.name, self.candidate.epoch)
         self._owner.on_rule(self.name, declaration)
-        self._ask_pause_s = _ASK_S
+        self._ask_pauses.reset()
         self._ask_at = float("inf") if self._owner.is_recording is None else 0.0
 
     def end(self) -> None:
@@ -281,8 +282,7 @@ class Leading:
             self.candidate.me = msgspec.structs.replace(self.candidate.me, is_recording=True)
             self._is_touched, self._ask_at = True, float("inf")
             return
-        self._ask_at = now + self._ask_pause_s
-        self._ask_pause_s = min(2 * self._ask_pause_s, _ASK_S_MAX)
+        self._ask_at = now + self._ask_pauses.next_s()
 
     def hear(self, leader: Leader, message: m.ToLeader, now: float) -> None:
         leader.on_message(message, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
+from shared_subscriptions.core.coding import decoder, encode
 from shared_subscriptions.core.leading.partitions import PartitionRecord
 
 
@@ -42,9 +42,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """There were too many members, partitions and moves for a record: some are left out."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
-_decode_status = msgspec.msgpack.Decoder(GroupStatus).decode
+decode_partition = decoder(PartitionRecord, "the progress of a partition")
+decode_status = decoder(GroupStatus, "the status of a group")
 
 
 def encode_partition(record: PartitionRecord, *, bytes_max: int) -> tuple[bytes | None, bool]:
@@ -53,7 +52,7 @@ def encode_partition(record: PartitionRecord, *, bytes_max: int) -> tuple[bytes 
     One that is too large leaves out what was done furthest ahead, which is repeated after a crash, and the attempts
     that matter least.  None when there is still too much.
     """
-    progress, value = record.progress, _encode(record)
+    progress, value = record.progress, encode(record)
     while len(value) > bytes_max and (progress.ranges or progress.attempts):
         attempts = sorted(progress.attempts.items(), key=lambda item: (-item[1], item[0]))
         progress = msgspec.structs.replace(
@@ -61,26 +60,18 @@ def encode_partition(record: PartitionRecord, *, bytes_max: int) -> tuple[bytes 
             ranges=progress.ranges[: len(progress.ranges) // 2],
             attempts=dict(attempts[: len(attempts) // 2]),
         )
-        value = _encode(msgspec.structs.replace(record, progress=progress))
+        value = encode(msgspec.structs.replace(record, progress=progress))
     return (value if len(value) <= bytes_max else None), progress is record.progress
-
-
-def decode_partition(value: bytes) -> PartitionRecord:
-    """Raises UndecodableBody."""
-    try:
-        return _decode_partition(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"the progress of a partition cannot be decoded: {error}") from error
 
 
 def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
     """One that is too large names fewer members, partitions and moves, and says so.  None when there is still too
     much."""
     damaged = max((len(ranges) for ranges in status.damaged.values()), default=0)
-    value, kept = _encode(status), max(len(status.members), len(status.streams), len(status.moves), damaged)
+    value, kept = encode(status), max(len(status.members), len(status.streams), len(status.moves), damaged)
     while len(value) > bytes_max and kept:
         kept //= 2
-        value = _encode(
+        value = encode(
             msgspec.structs.replace(
                 status,
                 members=[msgspec.structs.replace(one, streams=one.streams[:kept]) for one in status.members[:kept]],
@@ -91,11 +82,3 @@ def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
             )
         )
     return value if len(value) <= bytes_max else None
-
-
-def decode_status(value: bytes) -> GroupStatus:
-    """Raises UndecodableBody."""
-    try:
-        return _decode_status(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"the status of a group cannot be decoded: {error}") from error

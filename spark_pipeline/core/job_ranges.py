@@ -1,7 +1,7 @@
 """How the jobs of a group share its events: which job has taken which ranges of which shard.  Pure values, no I/O.
 
 Theory of operation.  The group has one record in its log.  It says, per shard, up to where events have been taken by
-anybody, and per job what it has taken and not finished.  A job *takes a turn*: one write, compared and set, moves the
+any job, and per job what it has taken and not finished.  A job *takes a turn*: one write, compared and set, moves the
 shards on and notes the ranges under the job's name, so no event can be taken twice and none is skipped.  Spark writes
 the turn, ranges and all, into the job's checkpoint.  Whatever dies afterwards, the checkpoint says what the batch is
 made of, and when it died before, the record still has the turn and offers it again.
@@ -253,12 +253,8 @@ def _with_job(shares: JobRanges, name: str, job: Job) -> JobRanges:
 
 # -- how they are kept
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobRanges).decode
-
-
-def encode(shares: JobRanges) -> bytes:
-    return _encode(shares)
+encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(value: bytes) -> JobRanges:

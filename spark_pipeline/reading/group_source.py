@@ -12,48 +12,38 @@ second group of the same name.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 import durable_log
-from durable_log.log_api import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.core.declaration import Declaration, Wish
 from spark_pipeline.core import job_ranges as sharing
 from spark_pipeline.core.job_ranges import AvailableRanges, JobTurn, QueryPlace, Run
-from spark_pipeline.core.ranges import LogRange, Offsets
+from spark_pipeline.core.ranges import LogRange
 from spark_pipeline.reading import group_jobs
 from spark_pipeline.reading.checkpoints import check_identity, check_kept, check_reached, mark_with_log
 from spark_pipeline.reading.columns import ReadColumns
+from spark_pipeline.reading.open_log import OpenLogReader
 from spark_pipeline.reading.options import SourceOptions
-from spark_pipeline.reading.partitions import LogPartition, read_partition, stream_partitions
+from spark_pipeline.reading.partitions import LogPartition, stream_partitions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
-class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class GroupStreamReader(OpenLogReader):
     """Micro-batches are turns: what one is made of stands in the group's record before Spark hears of it."""
 
     def __init__(self, options: SourceOptions, columns: ReadColumns) -> None:
-        self._options = options
-        self._columns = columns
-        self._target: Offsets | None = None
-        self._log: LogApi | None = None
+        super().__init__(options, columns)
         self._run = Run(uuid.uuid4().hex, has_begun=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_log": None}  # workers open their own
 
     def initialOffset(self) -> dict[str, object]:
         groups.get(self._opened(), self._options.group)  # a group that is not declared is refused at the start
         return self._kept(QueryPlace(JobTurn(0)))
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.events_per_batch)
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         """Take the next turn.  Spark asks only after the batch that ended at ``start`` has taken effect."""
@@ -98,10 +88,6 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         filters, events_per_task = [declaration.topic_filter], self._options.events_per_task
         return stream_partitions(ranges, filters, log.identity, events_per_task=events_per_task)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
-        return read_partition(self._options, self._columns, partition)
-
     def commit(self, end: dict[str, object]) -> None:
         """Acknowledge: the batch has taken effect."""
         place = self._place(end)
@@ -109,11 +95,6 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened(), self._options.group,
             lambda found: (sharing.finish(found, self._options.query, place, self._run), None),
         )  # fmt: skip
-
-    def stop(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def _kept(self, place: QueryPlace) -> dict[str, object]:
         return mark_with_log(self._opened(), sharing.place_to_json(place), _ends_of(place.turn.ranges))
@@ -133,11 +114,6 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             ends = {shard: min(end, self._target.get(shard, 0)) for shard, end in ends.items()}
         return ends
-
-    def _opened(self) -> LogApi:
-        if self._log is None:
-            self._log = durable_log.open(self._options.log, must_exist=True)
-        return self._log
 
 
 def _ends_of(ranges: Iterable[LogRange]) -> dict[int, int]:

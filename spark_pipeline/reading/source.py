@@ -20,14 +20,15 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 import durable_log
 from pubsub_api.errors import UsageError
-from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
+from spark_pipeline.core.ranges import LogRange, advance, split
 from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.reading.columns import ReadColumns, schema_of
+from spark_pipeline.reading.open_log import OpenLogReader
 from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, SourceOptions, check_names
 from spark_pipeline.reading.partitions import (
     LogPartition,
@@ -71,24 +72,12 @@ class BatchLogReader(DataSourceReader):
         return read_partition(self._options, self._columns, partition)
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(OpenLogReader):
     """A streaming read: micro-batches of bounded size, or everything that is there now (``availableNow``)."""
-
-    def __init__(self, options: SourceOptions, columns: ReadColumns) -> None:
-        self._options = options
-        self._columns = columns
-        self._target: Offsets | None = None
-        self._log: durable_log.LogApi | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_log": None}  # workers open their own
 
     def initialOffset(self) -> dict[str, Any]:
         log = self._opened()
         return to_checkpoint(log, self._options.starts(log.state(), log.find))
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.events_per_batch)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         log = self._opened()
@@ -126,24 +115,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         events_per_task = self._options.events_per_task
         return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
-        return read_partition(self._options, self._columns, partition)
-
-    def stop(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
     def _ends(self) -> dict[int, int]:
         log = self._opened()
         return self._options.ends(log.state(), log.find)
-
-    def _opened(self) -> durable_log.LogApi:
-        """The log, kept open on the driver: Spark asks several times per micro-batch."""
-        if self._log is None:
-            self._log = durable_log.open(self._options.log, must_exist=True)
-        return self._log
 
 
 class RangeStreamReader(LogStreamReader):

@@ -1,7 +1,8 @@
 """What Spark's Java writes to standard error: errors, and nothing about how it starts.
 
-Spark has a level for its messages that takes effect when it has started; until then it warns of libraries that nobody
-needs here, and tells how to change the level.  A configuration of its logging library takes effect from the first line.
+Spark has a level for its messages that takes effect when it has started; until then it warns of libraries that are not
+needed here, and tells how to change the level.  A configuration of its logging library takes effect from the first
+line.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ _VARIABLE = "SPARK_HOME"
 
 @contextlib.contextmanager
 def without_archive(master: str) -> Iterator[None]:
-    """While this lasts, a Spark that is started for a local master has such a home.  Whoever has said where Spark is
-    keeps that, and a cluster's workers need the archive where they have no package."""
+    """While this lasts, a Spark that is started for a local master has such a home.  A user who has said where Spark
+    is keeps that, and a cluster's workers need the archive where they have no package."""
     home = None if _VARIABLE in os.environ or not master.startswith("local") else linked_home(_package())
     if home is None:
         yield

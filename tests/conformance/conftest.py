@@ -8,6 +8,8 @@ import pytest
 
 _SAMPLED = {
     "test_db_etcd_cluster.py::TestEtcdCluster": 4,
+    "test_drivers.py::TestFaultyWithLatency": 3,
+    "test_drivers.py::TestFaultyWithoutFaults": 3,
     "test_longpoll.py::TestMutualTls": 3,
     "test_zenoh.py::TestClients": 3,
     "test_zenoh.py::TestMutualTls": 3,

@@ -28,6 +28,11 @@ class Block(NamedTuple):
         first = self.text.partition("\n")[0]
         return first[2:] if first.startswith("# ") else ""
 
+    @property
+    def starts_spark(self) -> bool:
+        """A program that does takes as long as fifty others."""
+        return "open_session(" in self.text
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 

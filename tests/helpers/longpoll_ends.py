@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ class Ends:
         self.gates: list[threading.Event] = []
 
     def publisher(self, url: str = URL) -> Any:
-        """An initialized one.  `Any`, because its statistics are not part of the contract."""
+        """An initialized one.  `Any`, because tests look into it (`state_of`)."""
         publisher: PublisherApi = loading.build_driver(loading.conf_from_url(url)).get_publisher()
         publisher.initialize(lambda _report: None)
         self.publishers.append(publisher)
@@ -94,9 +95,39 @@ def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("longpoll")]
 
 
+@dataclasses.dataclass(frozen=True)
+class PublisherState:
+    """What a publisher holds now, and its counters since its start."""
+
+    sessions: int
+    subscriptions: int
+    mailbox_frames: int
+    mailbox_bytes: int
+    counters: Any
+    """`PublisherCounters` of the driver, which helpers of tests must not import."""
+
+
+def state_of(publisher: Any) -> PublisherState:
+    with publisher._lock:
+        core = publisher._core
+        mailboxes = [session.mailbox for session in core.sessions.values()]
+        return PublisherState(
+            sessions=len(mailboxes),
+            subscriptions=len(core.index),
+            mailbox_frames=sum(map(len, mailboxes)),
+            mailbox_bytes=sum(mailbox.held_bytes for mailbox in mailboxes),
+            counters=core.counters(),
+        )
+
+
+def counters_of(subscriber: Any) -> list[Any]:
+    """The counters of each link."""
+    return [dataclasses.replace(link.counters) for link in tuple(subscriber._links.values())]
+
+
 def _held(publisher: Any) -> tuple[int, int, int]:
-    statistics = publisher.statistics()
-    return statistics.sessions, statistics.subscriptions, statistics.mailbox_bytes
+    state = state_of(publisher)
+    return state.sessions, state.subscriptions, state.mailbox_bytes
 
 
 @pytest.fixture

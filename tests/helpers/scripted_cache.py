@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
-from nb_api.core.copy.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject, pack
 from nb_api.errors import ObjectNotFound
 from nb_api.models.cached_table import WholeCache
 from pubsub_api.errors import Closed
@@ -28,7 +28,7 @@ class ScriptedCache(WholeCache):
 
     def put(self, table: str, key: str, value: Any = None, *, is_told: bool = True) -> None:
         self._version += 1
-        entry = CachedObject(self._version, "topic", value)
+        entry = CachedObject(self._version, "topic", pack(value))
         before = self.objects.get((table, key))
         self.objects[table, key] = entry
         if is_told:

@@ -97,7 +97,7 @@ def test_a_replay_that_was_killed_misses_nothing_and_turns_no_object_back(
     with RedisServer() as server, pubsub_api.open(server.address) as session:
         subscriber = session.subscriber(["#"], received.append)
         subscriber.wait_ready(timeout_s=60)
-        command = ["replay", "--log", filled, "--url", server.address, "--progress-file", str(place)]
+        command = ["replay", "--log", filled, "--bus", server.address, "--progress-file", str(place)]
         command += ["--speed", str(EVENTS / 1e9 / REPLAY_S)]
         kill_and_repeat(command, tmp_path, reached, random.Random(seed), kills=3)
         wait_until(lambda: {one.version for one in received if one.topic == TOPICS[-1]} >= {EVENTS}, 60, "the last one")

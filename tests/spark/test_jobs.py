@@ -190,7 +190,7 @@ def test_a_mistyped_path_touches_nothing_and_is_told_before_spark_starts(
         (["ingest", "--lake", str(full / "notes.txt")], "is a file"),
         (["audit", "--html", str(nowhere / "page.html")], "no such directory"),
         (["heads", "--out", str(nowhere / "heads.json")], "no such directory"),
-        (["replay", "--url", "memory://nowhere", "--progress-file", str(nowhere / "place")], "no such directory"),
+        (["replay", "--bus", "memory://nowhere", "--progress-file", str(nowhere / "place")], "no such directory"),
         (["compact", "--out", str(nowhere), "--topics", "a/#b"], "'#' must stand alone"),
     ):
         assert main(["pipeline", *command, "--log", log_url]) == 2, command
@@ -366,7 +366,7 @@ def test_a_replay_goes_onto_the_bus_in_order_and_on_where_it_stopped(
     with pubsub_api.open("memory://replay") as session:
         subscriber = session.subscriber(["again/#"], received.append)
         subscriber.wait_ready(timeout_s=60)
-        common = ("replay", "--log", filled, "--url", "memory://replay", "--speed", "0", "--prefix", "again")
+        common = ("replay", "--log", filled, "--bus", "memory://replay", "--speed", "0", "--prefix", "again")
         (first,) = run_json(capsys, *common, "--version-to", "11", "--progress-file", place)
         assert first == {"events": 30, "undecodable": 0}
         (rest,) = run_json(capsys, *common, "--progress-file", place)
@@ -380,7 +380,7 @@ def test_a_replay_that_died_goes_on_behind_the_last_place_it_had_noted(
     filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: list[pubsub_api.Event] = []
-    command = ("replay", "--log", filled, "--url", "memory://replay-died", "--speed", "0")
+    command = ("replay", "--log", filled, "--bus", "memory://replay-died", "--speed", "0")
     command += ("--progress-file", str(tmp_path / "place.json"))
     send = pubsub_api.Publisher.send_event
     sent = 0

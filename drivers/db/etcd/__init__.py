@@ -107,7 +107,7 @@ class EtcdDb(DbApi):
             LOG.warning("etcd %s may lose acknowledged writes when it is killed: use 3.5.3 or later", version)
         is_remote = not all(is_loopback(endpoint.host) for endpoint in self._settings.endpoints)
         if is_remote and (self._settings.security is None or not self._settings.user):
-            LOG.warning("%s is used without TLS or login: whoever gets there can read or change everything",
+            LOG.warning("%s is used without TLS or login: every host that reaches it can read or change everything",
                         self._settings.address)  # fmt: skip
         self.revision()
 

@@ -53,7 +53,7 @@ class EtcdSettings:
     has_certificate: bool
     """Whether we show one of our own."""
     user: str
-    """Empty when nobody logs in."""
+    """Empty without a login."""
     password: str = dataclasses.field(repr=False)
     prefix: bytes
     connect_timeout_s: float

@@ -29,7 +29,7 @@ class Endpoints:
     def __init__(self, listed: tuple[EtcdEndpoint, ...]) -> None:
         self.listed = listed
         self.cluster_id: int | None = None
-        """Of the cluster that is used, None while nobody has said it."""
+        """Of the cluster that is used, None while no member has said it."""
         self._current = listed[0]
         self._failed_at: dict[EtcdEndpoint, float] = {}
         self._log_change = RateLimitedLog(LOG)

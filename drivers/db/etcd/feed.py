@@ -25,7 +25,7 @@ _SHORT = 4
 _SILENCE_S = 2.0
 """A watch that has told nothing for so long is compared with the head."""
 _BRIEF_S = 0.1
-"""Who waits for less wants to know what there is now: the head is read."""
+"""A shorter wait asks what there is now: the head is read."""
 _ARRIVAL_S = 0.5
 """What the head shows has reached a watch that is alive by then."""
 
@@ -161,7 +161,7 @@ class EtcdFeed:
         return self._watches.open(after, store_revision), False
 
     def release_idle(self) -> None:
-        """Close watches that nobody has used for a while."""
+        """Close watches that were not used for a while."""
         self._watches.close_idle()
 
     def close(self) -> None:

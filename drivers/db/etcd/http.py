@@ -1,6 +1,6 @@
 """Conversations with etcd: transactions over gRPC, all else over the JSON gateway that it has at ``/v3/``.
 
-gRPC takes half the time of the gateway, which matters where somebody waits for a commit
+gRPC takes half the time of the gateway, which matters where a thread waits for a commit
 (`heliograph_drivers.db.etcd.wire.http2`).  The gateway is the way for everything else, and for transactions when there
 is no gRPC at the endpoint, as behind a proxy for HTTP/1, and when they are large.  Its answers tell the time of the
 server, too.
@@ -43,7 +43,7 @@ _CLOCK_STEP_S = 2.0
 _CLOCK_AGE_MAX_S = 10.0
 """If nothing was heard of the server's clock for so long, a transaction goes through the gateway."""
 _REPEATABLE = frozenset({"kv/range", "kv/compaction", "maintenance/status", "watch"})
-"""Paths of requests that may be sent again when nobody knows whether they were done.  A transaction may be one, too."""
+"""Paths of requests that may be sent again when their outcome is not known.  A transaction may be one, too."""
 _LOGINS_MAX = 3
 """Of one request: a token may be refused by a member that is behind, or be forgotten while it is on its way."""
 _FAILURES = (OSError, ValueError, msgspec.MsgspecError)
@@ -393,7 +393,7 @@ class EtcdClient:
         return begun, refusal, deadline
 
     def _token(self, connection: EtcdConnection, refused: str, deadline: float) -> str:
-        """For the next request, empty when nobody logs in.  ``refused``: not this one.  Raises _LoginRefused."""
+        """For the next request, empty without a login.  ``refused``: not this one.  Raises _LoginRefused."""
         if not self.settings.user:
             return ""
 

@@ -1,4 +1,4 @@
-"""Who we are to etcd: a token, got for user and password, until the server does not know it any more."""
+"""The login at etcd: a token, got for user and password, until the server does not know it any more."""
 
 from __future__ import annotations
 

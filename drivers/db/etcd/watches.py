@@ -1,10 +1,10 @@
-"""Watches that are kept: a follower who waits, reads and waits again hears of each change by its watch alone.
+"""Watches that are kept: a follower that waits, reads and waits again hears of each change by its watch alone.
 
 A watch covers the head and the objects, so what it reports of a transaction is its changes, whole: `wait` has them
 already when it says that there are some.  It is opened at a revision that was just read, so its history is proved, and
 goes on from there for as long as the connection holds; whatever ends it, the next `wait` reads the head again.
 
-No thread reads it but the one that waits.  While nobody does, the server keeps what comes, and cuts the watch off
+No thread reads it but the one that waits.  While no thread waits, the server keeps what comes, and cuts the watch off
 when what it has to tell is compacted away.
 """
 
@@ -25,9 +25,9 @@ from pubsub_api.runtime import forking
 
 _CHANGES_MAX = 1000
 _BYTES_MAX = 8 * 1024 * 1024
-"""What a watch has heard and nobody has read: no more is taken from the connection."""
+"""What a watch has heard and no thread has read: no more is taken from the connection."""
 _KEPT_MAX = 4
-"""Watches that nobody uses at the moment, and no more than a quarter of ``connections_max``."""
+"""Watches that no thread uses at the moment, and no more than a quarter of ``connections_max``."""
 _IDLE_S = 10.0
 
 _decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
@@ -81,7 +81,7 @@ class EtcdWatch:
 
     @property
     def is_over(self) -> bool:
-        """The server has ended it, it cannot be used for others either, or somebody has deleted the keys."""
+        """The server has ended it, it cannot be used for others either, or the keys were deleted."""
         return not self._heard and (self._is_over or self._stream.is_doubtful)
 
     def advance(self, position: int) -> bool:
@@ -93,7 +93,7 @@ class EtcdWatch:
         return position == self._position
 
     def read(self, position: int, limit: int) -> list[Change]:
-        """What `listen` has just told, at most so many changes; nothing for who is not there, or reads again."""
+        """What `listen` has just told, at most so many changes; nothing elsewhere, or when it is read again."""
         if position != self._position or not self._is_told:
             return []
         self._is_told = False
@@ -124,7 +124,7 @@ class EtcdWatch:
                 objects[event.kv.key, event.kv.mod_revision] = event.kv.value
             elif event.kv.key == self._keys.head:
                 heads.append(event.kv)
-                self._is_over |= event.type != "PUT"  # somebody has deleted the keys: the history is lost
+                self._is_over |= event.type != "PUT"  # the keys were deleted: the history is lost
         if self._is_over:
             return
         for head in heads:
@@ -138,7 +138,7 @@ class EtcdWatch:
 
 
 class EtcdWatches:
-    """The watches of one process that nobody uses at the moment, one for each thread that waits again and again."""
+    """The watches of one process that no thread uses at the moment, one for each thread that waits again and again."""
 
     def __init__(self, client: EtcdClient, keys: EtcdKeys) -> None:
         self._client = client
@@ -169,7 +169,7 @@ class EtcdWatches:
             one.close()
 
     def close_idle(self) -> None:
-        """Those that nobody has used for a while."""
+        """Those that were not used for a while."""
         oldest = time.monotonic() - _IDLE_S
         with self._lock:
             unused = self._remove([thread for thread, watch in self._kept.items() if watch.used_at < oldest])

@@ -20,8 +20,8 @@ and a snapshot holds changes that the feed does not show yet.  A counter in a ro
 correct as the lock, but the dead rows it leaves cannot be removed while a snapshot is read, and every change walks over
 them.
 
-Whoever changes the tables past the function ``write`` breaks the rule; whoever calls it in a long transaction of his
-own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
+A program that changes the tables past the function ``write`` breaks the rule; one that calls it in a long transaction
+of its own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
 overruled: a crash would take back changes that were seen.
 """
 
@@ -53,7 +53,7 @@ from pubsub_api.errors import Closed
 _COMPACT_PORTION = 10_000
 """Rows that one transaction of `compact` removes: each is short, and interrupted work is not lost."""
 _STANDBY_LOOK_S = 0.1
-"""How often a standby, which notifies nobody, is asked for the newest revision."""
+"""How often a standby, which does not notify, is asked for the newest revision."""
 _AGE_S_MAX = 3e9
 """More than any clock has seen, and still an interval."""
 
@@ -282,7 +282,7 @@ class PostgresDb(DbApi):
         with self._pool.connection() as connection:
             try:
                 connection.listen(self._settings.channel)
-            except psycopg.errors.ReadOnlySqlTransaction:  # a standby notifies nobody
+            except psycopg.errors.ReadOnlySqlTransaction:  # a standby does not notify
                 yield connection, _STANDBY_LOOK_S
                 return
             yield connection, math.inf
@@ -322,8 +322,8 @@ class _Statements:
                     AND (committed_at <= clock_timestamp() - make_interval(secs => %s) OR revision <= %s)
                 ORDER BY revision LIMIT %s
             ) c ON true ORDER BY c.revision"""
-        # Locked in one order, so that two who confirm the same changes cannot block each other for good.  The commit
-        # does not wait for the disk: what a crash takes back is published again.
+        # Locked in one order, so that processes that confirm the same changes cannot block each other for good.  The
+        # commit does not wait for the disk: what a crash takes back is published again.
         self.mark_published = f"""WITH lazily AS MATERIALIZED (
                 SELECT set_config('synchronous_commit', 'off', true) AS level
             ), marked AS MATERIALIZED (

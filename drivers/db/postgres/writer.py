@@ -1,8 +1,8 @@
 """Changes of several threads in one transaction.
 
 Changes commit one at a time and a commit waits for the disk, so threads that come while one commits would queue up for
-the lock.  Instead the first of them carries the changes of all to the server when the way is free.  Nobody waits for
-company: a thread that comes alone goes at once.
+the lock.  Instead the first of them carries the changes of all to the server when the way is free.  No thread
+waits for others: one that comes alone goes at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Passenger:
         self.error: HeliographError | None = None
         self.is_driver = False
         self.woken: threading.Event | None = None
-        """Set when it is this one's turn, or all is done; who drives at once needs none."""
+        """Set when it is this one's turn, or all is done; a thread that drives at once needs none."""
 
     def wake(self) -> None:
         if self.woken is not None:
@@ -136,7 +136,7 @@ class SharedWriter:
         self._pass_turn(passenger)
 
     def _board(self, aboard: list[_Passenger]) -> None:
-        """Let in those who are next."""
+        """Let in the threads that are next."""
         with self._lock:
             count, size = 0, 0
             for passenger in self._queue[:_TOGETHER_MAX]:

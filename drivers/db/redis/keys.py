@@ -79,7 +79,7 @@ class OutboxEntry(NamedTuple):
 
 
 def read_entry(identity: bytes, fields: Sequence[bytes]) -> OutboxEntry:
-    # The names of the fields are in between, for people who look at the stream.
+    # The names of the fields are in between, for readers of the stream.
     action, name, topic, left_topic, time, value = fields[1::2]
     decoded = None if action == b"delete" else checks.decode_value(value)
     table, key = split_name(name)

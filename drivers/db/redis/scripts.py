@@ -162,7 +162,8 @@ return #expired
 """
 )
 
-# ARGV: a name nobody else has, how long it is good for.  Answers with the revision and the name it is known under.
+# ARGV: a name that no other snapshot has, how long it is good for.  Answers with the revision and the name it is known
+# under.
 BEGIN_SNAPSHOT = make_script(
     _PRELUDE
     + _HAS_SNAPSHOTS

@@ -51,7 +51,7 @@ def _gaps(connection: sqlite3.Connection) -> Iterator[tuple[int, int]]:
 
 
 def is_unsettled(connection: sqlite3.Connection) -> bool:
-    """Whether `settle` would spare the readers much: after the last run comes a long row of changes that nobody wants
+    """Whether `settle` would spare the readers much: after the last run comes a long row of changes that are not to be
     published, as where there is no bus."""
     (last,) = connection.execute("SELECT last FROM published ORDER BY first DESC LIMIT 1").fetchone()
     if number_of(schema.newest(connection)) - number_of(last) < _SETTLE_MIN:

@@ -14,7 +14,6 @@ and not in it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -23,21 +22,19 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from durable_log import config
-from durable_log.core import checks
+from durable_log.core.checks import Write
 from durable_log.core.fence import Fence
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame
-from durable_log.storage import frame_rows
+from durable_log.log_api import Record, ShardState, StoredFrame
+from durable_log.storage.frame_rows import Batch
 from durable_log.storage.identity import Lineage
-from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from durable_log.storage.row_log import RowLog, StoredRows
+from durable_log.storage.segmented import HotRead, RestoredShard
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.db.handles import IDLE_MAX, HandleLimits
-from heliograph_drivers.log.postgres import appending, reading, records, schema, sealed
+from heliograph_drivers.log.postgres import appending, reading, records, sealed
 from heliograph_drivers.log.postgres.store import NOW_NS, PostgresLogStore, Statement
 from heliograph_drivers.postgres_common.settings import PostgresSettings, parse_address
-from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed
-
-LOG = logging.getLogger(__name__)
 
 _DEFAULT_SCHEMA = "heliograph_log"
 _CONNECT_TIMEOUT_S = 5.0
@@ -57,7 +54,7 @@ _RISKS = {
 }
 
 
-class PostgresLog(SegmentedLog):
+class PostgresLog(RowLog):
     """``postgresql://[user:password@]host[:port][,host...]/database?schema=name``, and what libpq knows besides."""
 
     url_words: ClassVar[frozenset[str]] = frozenset({
@@ -69,10 +66,7 @@ class PostgresLog(SegmentedLog):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._limits = conf[config.GROUP]
-        self._frame_bytes_max = config.frame_bytes_max(conf)
-        self._found = schema.LogHeader(0, Lineage(""))
-        timeout_s: float = self._limits.operation_timeout
+        timeout_s: float = conf[config.GROUP].operation_timeout
         self._store = PostgresLogStore(
             PostgresSettings(
                 *parse_address(url, default_schema=_DEFAULT_SCHEMA),
@@ -95,37 +89,19 @@ class PostgresLog(SegmentedLog):
         [rows] = self._store.read(Statement(_SETTINGS))
         return [f"{self._store.address} has {name} = off: {_RISKS[name]}" for name, _ in rows]
 
-    @property
-    def lineage(self) -> Lineage:
-        return self._found.lineage
+    def check_open(self) -> None:
+        self._store.check_open()
 
     def close(self) -> None:
         self._store.close()
 
     # -- frames
 
-    def append(self, frames: Sequence[bytes]) -> Appended:
-        headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
-        if not frames:
-            self._store.check_open()
-            return Appended(0, 0, {})
-        while (done := self._append(frames, headers)) is None:
-            self.find_shards()
-        appended, forgotten = done
-        if forgotten:
-            LOG.warning("more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", forgotten)
-        return appended
+    def append_rows(self, batch: Batch, shards: int) -> StoredRows | None:
+        return appending.append(self._store, batch, shards)
 
-    def _append(self, frames: Sequence[bytes], headers: Sequence[Header]) -> tuple[Appended, int] | None:
-        shards = self.shards
-        batch = frame_rows.group(frames, headers, shards)
-        return appending.append(self._store, batch, shards, ranges_max=config.MISSING_RANGES_MAX)
-
-    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
-        self._store.check_open()
-        limit = config.MISSING_RANGES_MAX
-        while heads and not appending.note_missing(self._store, heads, self.shards, ranges_max=limit):
-            self.find_shards()
+    def note_heads(self, heads: Sequence[tuple[bytes, str, int]], shards: int) -> bool:
+        return appending.note_missing(self._store, heads, shards)
 
     def stored_states(self) -> list[ShardState]:
         return reading.states(self._store)
@@ -159,15 +135,10 @@ class PostgresLog(SegmentedLog):
 
     # -- records
 
-    def get_record(self, name: str) -> Record | None:
-        checks.check_name(name)
+    def read_record(self, name: str) -> Record | None:
         return records.get(self._store, name)
 
-    def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
-        checks.check_writes(writes, bytes_max=config.RECORD_BYTES_MAX)
-        if not writes:
-            self._store.check_open()
-            return []
+    def write_records(self, writes: Sequence[Write]) -> list[int]:
         return records.put(self._store, writes)
 
     def list_records(self, prefix: str) -> list[Record]:

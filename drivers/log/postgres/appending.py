@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from durable_log.config import MISSING_RANGES_MAX
 from durable_log.core.placing import NOWHERE, extend
 from durable_log.core.positions import decode_position, encode_position, stream_key, wrong_end
 from durable_log.log_api import Appended, shard_of
 from durable_log.storage.frame_rows import Batch, StreamRow, place_frames, row_id, stamp
+from durable_log.storage.row_log import StoredRows
 from heliograph_drivers.log.postgres.store import LogWrite, PostgresLogStore, Statement
 
 _FIND_STREAMS = "SELECT key, id, position, shard FROM @streams WHERE key = ANY(%b::bytea[])"
@@ -25,37 +26,27 @@ _Names = Mapping[tuple[bytes, str], tuple[int, bytes]]
 """GUID and topic of a stream -> its shard and its key."""
 
 
-class _Outcome(NamedTuple):
-    appended: Appended
-    forgotten: int
-
-
-def append(store: PostgresLogStore, batch: Batch, shards: int, *, ranges_max: int) -> tuple[Appended, int] | None:
-    """Store what is new.  Also returns how many missing numbers were forgotten.
-
-    None, and nothing happens, when the log does not have so many shards: the frames may belong to others.
-    """
+def append(store: PostgresLogStore, batch: Batch, shards: int) -> StoredRows | None:
+    """As `RowLog.append_rows`."""
     names = _names(((shard, header.guid, header.topic) for shard, frames in batch.items() for header, _ in frames))
     locked = sorted(batch)
     lows = [row_id(shard, 0) for shard in locked]
     highs = [row_id(shard + 1, 0) - 1 for shard in locked]
 
-    def work(transaction: LogWrite) -> _Outcome | None:
+    def work(transaction: LogWrite) -> StoredRows | None:
         if transaction.shard_count != shards:
             return None
         for shard, last in transaction.answers[1]:
             if last is not None and last >= row_id(shard, transaction.shards[shard].end):
                 raise wrong_end(shard)
-        return _append(transaction, batch, _streams(transaction, names), ranges_max)
+        return _append(transaction, batch, _streams(transaction, names))
 
     last_rows = Statement(_LAST_ROWS, (locked, lows, highs))
     return store.write(locked, work, _find_streams(names), last_rows, has_news=True)
 
 
-def note_missing(
-    store: PostgresLogStore, heads: Sequence[tuple[bytes, str, int]], shards: int, *, ranges_max: int
-) -> bool:
-    """False, and nothing happens, when the log does not have so many shards."""
+def note_missing(store: PostgresLogStore, heads: Sequence[tuple[bytes, str, int]], shards: int) -> bool:
+    """As `RowLog.note_heads`."""
     names = _names((shard_of(topic, shards), guid, topic) for guid, topic, _ in heads)
 
     def work(transaction: LogWrite) -> bool:
@@ -64,22 +55,20 @@ def note_missing(
         streams = _streams(transaction, names)
         for guid, topic, head in heads:
             stream = streams[guid, topic]
-            stream.position = extend(stream.position, head, ranges_max=ranges_max)
+            stream.position = extend(stream.position, head, ranges_max=MISSING_RANGES_MAX)
         _move(transaction, streams.values(), transaction.now_ns)
         return True
 
     return store.write(sorted({shard for shard, _ in names.values()}), work, _find_streams(names))
 
 
-def _append(
-    transaction: LogWrite, batch: Batch, streams: Mapping[tuple[bytes, str], StreamRow], ranges_max: int
-) -> _Outcome:
+def _append(transaction: LogWrite, batch: Batch, streams: Mapping[tuple[bytes, str], StreamRow]) -> StoredRows:
     events = duplicates = forgotten = 0
     ends: dict[int, int] = {}
     for shard, frames in batch.items():
         state = transaction.shards[shard]
         now_ns = stamp(transaction.now_ns, state.appended_ns)
-        placed = place_frames(shard, state.end, now_ns, frames, lambda *name: streams[name], ranges_max=ranges_max)
+        placed = place_frames(shard, state.end, now_ns, frames, lambda *name: streams[name])
         transaction.queue(_ADD_FRAME, placed.rows)
         _move(transaction, placed.streams, now_ns)
         if placed.end > state.end:
@@ -88,7 +77,7 @@ def _append(
         events += placed.end - state.end
         duplicates += sum(header.count for header, _ in frames) - (placed.end - state.end)
         forgotten += placed.forgotten
-    return _Outcome(Appended(events, duplicates, ends), forgotten)
+    return StoredRows(Appended(events, duplicates, ends), forgotten)
 
 
 def _names(streams: Iterable[tuple[int, bytes, str]]) -> _Names:

@@ -8,9 +8,9 @@ are small values.  In statements ``@`` stands for the schema.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from durable_log.storage.identity import Lineage, new_identity
+from durable_log.storage.row_log import LogHeader
 from heliograph_drivers.postgres_common.installing import check_encoding, lock_key
 from heliograph_drivers.postgres_common.pool import PostgresConnection
 from heliograph_drivers.postgres_common.settings import PostgresSettings
@@ -62,13 +62,6 @@ CREATE INDEX streams_by_shard ON @streams (shard);
 CREATE TABLE @segments (shard integer, first bigint, entry text NOT NULL, PRIMARY KEY (shard, first));
 CREATE TABLE @records (name text COLLATE "C" PRIMARY KEY, value bytea NOT NULL, version bigint NOT NULL);
 """
-
-
-class LogHeader(NamedTuple):
-    """What the store says of the log in it."""
-
-    shards: int
-    lineage: Lineage
 
 
 def install(connection: PostgresConnection, settings: PostgresSettings, new_shards: Callable[[], int]) -> LogHeader:

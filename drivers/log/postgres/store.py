@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable
+from durable_log.storage.row_log import LogHeader
 from durable_log.storage.segmented import replaced
 from heliograph_drivers.log.postgres import schema
 from heliograph_drivers.postgres_common.pool import PostgresConnection, PostgresPool, Row
@@ -100,7 +101,7 @@ class PostgresLogStore:
         with self._connection() as connection:
             return schema.is_installed(connection, self._settings)
 
-    def install(self, new_shards: Callable[[], int]) -> schema.LogHeader:
+    def install(self, new_shards: Callable[[], int]) -> LogHeader:
         """Raises InvalidConfig, LogUnavailable, LogError, Closed."""
         self.identity = ""
         with self._connection() as connection:

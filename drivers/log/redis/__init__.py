@@ -34,7 +34,7 @@ from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, 
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.redis import scripts
 from heliograph_drivers.log.redis.appending import Appender
-from heliograph_drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
+from heliograph_drivers.log.redis.config import GROUP, OPTIONS, WAIT_SLICE_S
 from heliograph_drivers.log.redis.server import RedisLogServer
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -68,7 +68,6 @@ class RedisLog(SegmentedLog):
         self._appender = Appender(
             self._server, self._prefix, shards=lambda: self.shard_map, find_shards=self.find_shards,
             timeout_s=self._limits.operation_timeout,
-            ranges_max=log_config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
         )  # fmt: skip
 
     def exists(self) -> bool:

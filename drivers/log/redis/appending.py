@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from durable_log.config import MISSING_RANGES_MAX
 from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.redis import scripts
+from heliograph_drivers.log.redis.config import STREAMS_CACHED_MAX
 from heliograph_drivers.log.redis.server import Argument, RedisLogServer
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
@@ -56,8 +58,6 @@ class Appender:
         shards: Callable[[], ShardMap],
         find_shards: Callable[[], None],
         timeout_s: float,
-        ranges_max: int,
-        streams_cached_max: int,
     ) -> None:
         """``shards`` is how many there are, as far as is known; ``find_shards`` learns it anew."""
         self._server = server
@@ -65,8 +65,6 @@ class Appender:
         self._find_shards = find_shards
         self._prefix = prefix
         self._timeout_s = timeout_s
-        self._ranges_max = ranges_max
-        self._streams_cached_max = streams_cached_max
         self.identity = ""
         self.forgotten = 0
         self.after_fork_in_child()
@@ -123,7 +121,7 @@ class Appender:
     def _try(self, jobs: Sequence[_Job]) -> bool:
         """Place all frames and store them; False when a position was not what we thought."""
         shards = self._shards()
-        attempt = _Attempt(self._known, shards, self._ranges_max)
+        attempt = _Attempt(self._known, shards)
         kept = [attempt.place(job.frames) for job in jobs]
         attempt.extend([head for job in jobs for head in job.heads])
         outcome, *rest = self._server.script(
@@ -141,7 +139,7 @@ class Appender:
         for key, position in attempt.positions.items():
             self._known[key] = encode_position(key[1], position)
             self._known.move_to_end(key)
-        while len(self._known) > self._streams_cached_max:
+        while len(self._known) > STREAMS_CACHED_MAX:
             self._known.popitem(last=False)
         self.forgotten += attempt.forgotten
         ends = {int(shard): int(end) for shard, end in zip(answer[::2], answer[1::2], strict=True)}
@@ -155,10 +153,9 @@ class Appender:
 class _Attempt:
     """One try: where streams would stand, and the frames to store."""
 
-    def __init__(self, known: collections.OrderedDict[_Key, bytes], shards: ShardMap, ranges_max: int) -> None:
+    def __init__(self, known: collections.OrderedDict[_Key, bytes], shards: ShardMap) -> None:
         self._known = known
         self._shards = shards
-        self._ranges_max = ranges_max
         self.keys: list[_Key] = []
         self._indices: dict[_Key, int] = {}
         self._opened: dict[tuple[bytes, str], _Key] = {}
@@ -173,7 +170,7 @@ class _Attempt:
         events, touched = 0, set[int]()
         for header, frame in frames:
             shard, key = self._open(header.guid, header.topic)
-            placement = place(header, self.positions[key], ranges_max=self._ranges_max)
+            placement = place(header, self.positions[key], ranges_max=MISSING_RANGES_MAX)
             self.positions[key] = placement.position
             self.forgotten += placement.forgotten
             for first, last in placement.kept:
@@ -188,7 +185,7 @@ class _Attempt:
     def extend(self, heads: Sequence[Head]) -> None:
         for guid, topic, head in heads:
             _, key = self._open(guid, topic)
-            self.positions[key] = extend(self.positions[key], head, ranges_max=self._ranges_max)
+            self.positions[key] = extend(self.positions[key], head, ranges_max=MISSING_RANGES_MAX)
 
     def _open(self, guid: bytes, topic: str) -> tuple[int, _Key]:
         """The shard of a stream, and its key, under which `positions` has where it stands."""

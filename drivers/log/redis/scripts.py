@@ -229,7 +229,7 @@ while low < high do
         looked_at[#looked_at + 1] = found
         stop = offset_of(found) + (tonumber(found[2][2]) or 0)
     end
-    if stop <= middle then  -- nobody has the offset
+    if stop <= middle then  -- no frame has the offset
         local behind = redis.call('XRANGE', key, '(' .. text(middle) .. '-1', '+', 'COUNT', 1)[1]
         return {looked_at, text(stop), text(behind and offset_of(behind) or high)}
     end

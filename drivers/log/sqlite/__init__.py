@@ -10,7 +10,6 @@ It looks at the files first, and asks SQLite only when they may have changed (`w
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -19,24 +18,22 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from durable_log import config
-from durable_log.core import checks
+from durable_log.core.checks import Write
 from durable_log.core.fence import Fence
 from durable_log.errors import LogCorrupt
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame
-from durable_log.storage import frame_rows
+from durable_log.log_api import Record, ShardState, StoredFrame
+from durable_log.storage.frame_rows import Batch
 from durable_log.storage.identity import Lineage
-from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
+from durable_log.storage.row_log import RowLog, StoredRows
+from durable_log.storage.segmented import HotRead, RestoredShard
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.sqlite import appending, reading, records, schema, sealed
 from heliograph_drivers.log.sqlite.store import SqliteLogFile
 from heliograph_drivers.log.sqlite.watching import FileWatch
 from heliograph_drivers.sqlite_common.files import path_of
-from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.options import MIB, advanced
-
-LOG = logging.getLogger(__name__)
 
 GROUP = "log_sqlite"
 
@@ -64,7 +61,7 @@ def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     return [(GROUP, OPTIONS)]
 
 
-class SqliteLog(SegmentedLog):
+class SqliteLog(RowLog):
     """``sqlite:///path/log.db``; sealed segments are in ``/path/log.db-segments``."""
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
@@ -72,17 +69,13 @@ class SqliteLog(SegmentedLog):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         path = path_of(url)
-        self._limits = conf[config.GROUP]
-        self._frame_bytes_max = config.frame_bytes_max(conf)  # looked up once: it is needed for every append
-        self._options = conf[GROUP]
-        self._found = schema.LogFileHeader(0, Lineage(""))
         self._grown_at = time.monotonic()  # when a wait last found something new
         self.default_directory = path.with_name(f"{path.name}-segments")
         self._store = SqliteLogFile(
             path,
-            f"PRAGMA synchronous = {self._options.synchronous}; "
+            f"PRAGMA synchronous = {conf[GROUP].synchronous}; "
             f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}; PRAGMA temp_store = memory;",
-            operation_timeout_s=self._limits.operation_timeout,
+            operation_timeout_s=conf[config.GROUP].operation_timeout,
         )
 
     def exists(self) -> bool:
@@ -102,43 +95,19 @@ class SqliteLog(SegmentedLog):
         self.find_shards(self._found.shards)
         self.check_wanted_shards(str(store.path))
 
-    @property
-    def lineage(self) -> Lineage:
-        return self._found.lineage
+    def check_open(self) -> None:
+        self._store.check_open()
 
     def close(self) -> None:
         self._store.close()
 
     # -- frames
 
-    def append(self, frames: Sequence[bytes]) -> Appended:
-        headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
-        if not frames:
-            self._store.check_open()
-            return Appended(0, 0, {})
-        while (done := self._append(frames, headers)) is None:
-            self.find_shards()
-        appended, forgotten = done
-        if forgotten:
-            LOG.warning("more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", forgotten)
-        return appended
+    def append_rows(self, batch: Batch, shards: int) -> StoredRows | None:
+        return self._store.write(lambda connection: appending.append(connection, batch, shards, time.time_ns()))
 
-    def _append(self, frames: Sequence[bytes], headers: Sequence[Header]) -> tuple[Appended, int] | None:
-        shards = self.shards
-        batch = frame_rows.group(frames, headers, shards)
-        return self._store.write(
-            lambda connection: appending.append(
-                connection, batch, shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
-            )
-        )
-
-    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
-        while not self._store.write(
-            lambda connection: appending.note_missing(
-                connection, heads, self.shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
-            )
-        ):
-            self.find_shards()
+    def note_heads(self, heads: Sequence[tuple[bytes, str, int]], shards: int) -> bool:
+        return self._store.write(lambda connection: appending.note_missing(connection, heads, shards, time.time_ns()))
 
     def stored_states(self) -> list[ShardState]:
         return self._store.run(reading.states)
@@ -171,15 +140,10 @@ class SqliteLog(SegmentedLog):
 
     # -- records
 
-    def get_record(self, name: str) -> Record | None:
-        checks.check_name(name)
+    def read_record(self, name: str) -> Record | None:
         return self._store.run(lambda connection: records.get(connection, name))
 
-    def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
-        checks.check_writes(writes, bytes_max=config.RECORD_BYTES_MAX)
-        if not writes:
-            self._store.check_open()
-            return []
+    def write_records(self, writes: Sequence[Write]) -> list[int]:
         return self._store.write(lambda connection: records.put(connection, writes))
 
     def list_records(self, prefix: str) -> list[Record]:

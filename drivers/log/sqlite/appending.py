@@ -9,26 +9,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from durable_log.config import MISSING_RANGES_MAX
 from durable_log.core.placing import NOWHERE, extend
 from durable_log.core.positions import decode_position, encode_position, stream_key, wrong_end
 from durable_log.log_api import Appended, shard_of
 from durable_log.storage.frame_rows import Batch, StreamRow, place_frames, row_id, stamp
+from durable_log.storage.row_log import StoredRows
 from pubsub_api.core.frame import Header
 
 
-def append(
-    connection: sqlite3.Connection, batch: Batch, shards: int, now_ns: int, *, ranges_max: int
-) -> tuple[Appended, int] | None:
-    """Store what is new.  Also returns how many missing numbers were forgotten.
-
-    None, and nothing happens, when the log does not have so many shards: the frames may belong to others.
-    """
+def append(connection: sqlite3.Connection, batch: Batch, shards: int, now_ns: int) -> StoredRows | None:
+    """As `RowLog.append_rows`."""
     if not _has_shards(connection, shards):
         return None
-    appending = _Appending(connection, ranges_max)
+    appending = _Appending(connection)
     for shard, frames in batch.items():
         appending.append(shard, frames, now_ns)
-    return Appended(appending.events, appending.duplicates, appending.ends), appending.forgotten
+    return StoredRows(Appended(appending.events, appending.duplicates, appending.ends), appending.forgotten)
 
 
 def note_missing(
@@ -36,15 +33,13 @@ def note_missing(
     heads: Sequence[tuple[bytes, str, int]],
     shards: int,
     now_ns: int,
-    *,
-    ranges_max: int,
 ) -> bool:
-    """False, and nothing happens, when the log does not have so many shards."""
+    """As `RowLog.note_heads`."""
     if not _has_shards(connection, shards):
         return False
     for guid, topic, head in heads:
         stream = find_stream(connection, shard_of(topic, shards), guid, topic)
-        position = extend(stream.position, head, ranges_max=ranges_max)
+        position = extend(stream.position, head, ranges_max=MISSING_RANGES_MAX)
         if position != stream.position:
             connection.execute(
                 "UPDATE streams SET position = ?, appended_ns = ? WHERE id = ?",
@@ -60,9 +55,8 @@ def _has_shards(connection: sqlite3.Connection, shards: int) -> bool:
 class _Appending:
     """One call's appends.  Each stream is read once and written once, however many frames it has."""
 
-    def __init__(self, connection: sqlite3.Connection, ranges_max: int) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._ranges_max = ranges_max
         self.events = self.duplicates = self.forgotten = 0
         self.ends: dict[int, int] = {}
 
@@ -76,9 +70,8 @@ class _Appending:
             raise wrong_end(shard)
         now_ns = stamp(now_ns, before_ns)
         placed = place_frames(
-            shard, start, now_ns, frames, lambda guid, topic: find_stream(self._connection, shard, guid, topic),
-            ranges_max=self._ranges_max,
-        )  # fmt: skip
+            shard, start, now_ns, frames, lambda guid, topic: find_stream(self._connection, shard, guid, topic)
+        )
         self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)", placed.rows)
         self._connection.executemany(
             "UPDATE streams SET position = ?, appended_ns = ? WHERE id = ?",

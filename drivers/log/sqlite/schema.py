@@ -10,10 +10,10 @@ from __future__ import annotations
 import pathlib
 import sqlite3
 from collections.abc import Callable
-from typing import NamedTuple
 
 from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
+from durable_log.storage.row_log import LogHeader
 from durable_log.storage.shard_map import ShardMap
 from heliograph_drivers.log.sqlite import records
 from heliograph_drivers.sqlite_common import files
@@ -58,14 +58,7 @@ _SCHEMA = (
 )
 
 
-class LogFileHeader(NamedTuple):
-    """What a file says of the log in it."""
-
-    shards: int
-    lineage: Lineage
-
-
-def make_schema(connection: sqlite3.Connection, path: pathlib.Path, new_shards: Callable[[], int]) -> LogFileHeader:
+def make_schema(connection: sqlite3.Connection, path: pathlib.Path, new_shards: Callable[[], int]) -> LogHeader:
     """Make the tables when they are missing, for ``new_shards``; only then it writes.
 
     Raises pubsub_api.errors.InvalidConfig for another program's file, and sqlite3.Error.
@@ -80,9 +73,9 @@ def make_schema(connection: sqlite3.Connection, path: pathlib.Path, new_shards: 
     return read_log(connection)
 
 
-def read_log(connection: sqlite3.Connection) -> LogFileHeader:
+def read_log(connection: sqlite3.Connection) -> LogHeader:
     shards, identity, ancestors = connection.execute("SELECT shards, identity, ancestors FROM log").fetchone()
-    return LogFileHeader(int(shards), Lineage(identity, frozenset(ancestors.split())))
+    return LogHeader(int(shards), Lineage(identity, frozenset(ancestors.split())))
 
 
 def is_ours(connection: sqlite3.Connection) -> bool:

@@ -9,7 +9,6 @@ waits ``send_wait`` at most, and then waits for no subscriber during `SEND_WAIT_
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 import threading
@@ -41,18 +40,6 @@ _COUNTED = (
     "hellos_withheld", "resets", "frames_reset",
 )  # fmt: skip
 """The counters of the core about something that was dropped, refused or repeated."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LongpollPublisherStatistics:
-    """What a publisher holds now, and its counters since its start."""
-
-    sessions: int
-    subscriptions: int
-    mailbox_frames: int
-    mailbox_bytes: int
-    queries_refused: int
-    counters: PublisherCounters
 
 
 class LongpollPublisher(DriverPublisher):
@@ -130,19 +117,6 @@ class LongpollPublisher(DriverPublisher):
             with self._lock:
                 counted = self._core.counters()
         return self._tally.counts() | {name: getattr(counted, name) for name in _COUNTED}
-
-    def statistics(self) -> LongpollPublisherStatistics:
-        """A snapshot.  Reads every session."""
-        with self._lock:
-            mailboxes = [session.mailbox for session in self._core.sessions.values()]
-            return LongpollPublisherStatistics(
-                sessions=len(mailboxes),
-                subscriptions=len(self._core.index),
-                mailbox_frames=sum(map(len, mailboxes)),
-                mailbox_bytes=sum(mailbox.held_bytes for mailbox in mailboxes),
-                queries_refused=self._tally.counts()["queries_refused"],
-                counters=self._core.counters(),
-            )
 
     def _close(self) -> None:
         with self._lock:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from heliograph_drivers.pubsub.longpoll.config import LongpollSettings, check_address
-from heliograph_drivers.pubsub.longpoll.core.actions import LinkCounters
 from heliograph_drivers.pubsub.longpoll.link import LongpollLink
 from heliograph_drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from pubsub_api.driver import Asked, Disconnected
@@ -59,10 +57,6 @@ class LongpollSubscriber(DriverSubscriber):
             return self._tally.counts()
         with self._lock:
             return total((self._tally.counts(), *map(_counted, self._links.values())))
-
-    def statistics(self) -> dict[str, LinkCounters]:
-        """The counters of each link, by address."""
-        return {address: dataclasses.replace(link.counters) for address, link in tuple(self._links.items())}
 
     def _check_address(self, address: str) -> None:
         check_address(address)

@@ -43,7 +43,6 @@ TOPICS_MAX = 65_536
 
 _NO_PERMISSION = "NOPERM"
 """The beginning of a refusal by the server's ACL."""
-_HANGUP = getattr(select, "POLLRDHUP", 0)  # without it, the tick notices the end of the connection
 
 
 def _publish_head(prefix: bytes, topic: str) -> bytes:
@@ -336,7 +335,7 @@ class RedisPublisher(DriverPublisher):
         timeout_s = BUSY_TICK_S if is_busy else max(0.0, due - time.monotonic())
         poller = select.poll()
         poller.register(self._waker, select.POLLIN)
-        poller.register(wire, _HANGUP if is_busy else select.POLLIN)
+        poller.register(wire, select.POLLRDHUP if is_busy else select.POLLIN)
         if any(descriptor == self._waker.fileno() for descriptor, _ in poller.poll(timeout_s * 1000)):
             self._waker.clear()
         with self._lock:

@@ -5,7 +5,7 @@ the transport does.  The service thread uses the same socket for what subscriber
 makes them take turns.  It alone uses the other sockets.
 
 A subscriber that has fallen ``send_hwm`` frames behind is waited for, since repairing what would be dropped costs far
-more than a pause; ``send_wait`` at most, though.  Then ZeroMQ drops frames for it, and for it alone, and nobody is
+more than a pause; ``send_wait`` at most, though.  Then ZeroMQ drops frames for it, and for it alone, and none is
 waited for during `SEND_WAIT_INTERVAL_S`.  The layer above numbers frames, so the subscriber notices and asks for them.
 """
 
@@ -299,7 +299,7 @@ class ZmqPublisher(DriverPublisher):
         assert xpub is not None
         assert waker is not None
         poller = zmq.Poller()
-        # The XPUB socket itself may be in use by a sender, its descriptor may be polled by anybody.
+        # The XPUB socket itself may be in use by a sender, its descriptor may be polled by any thread.
         poller.register(self._descriptor, zmq.POLLIN)
         poller.register(waker.fd, zmq.POLLIN)
         for sock in (zap, router):

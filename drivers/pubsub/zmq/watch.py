@@ -4,7 +4,7 @@
 frame.  This makes one, however many sockets there are, at the price of a rule.  The descriptor of a ZeroMQ socket
 becomes readable when something has happened to the socket, not while there is something to read, and any use of the
 socket may take that sign away.  So a handler must read until there is nothing left, or have its socket looked at again,
-as whoever uses a socket outside of its handler must.
+as code that uses a socket outside of its handler must.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterable
 Handler = Callable[[], bool]
 """Reads from a socket.  True: the thread was replaced meanwhile, and must leave all of this alone."""
 
-_HAS_EPOLL = hasattr(select, "epoll")
-
 
 class DescriptorWatch:
     """Descriptors and their handlers.  For one thread at a time."""
 
     def __init__(self) -> None:
         """Raises OSError when there is no descriptor left."""
-        # A process may have thousands of sockets, and poll looks at each of them every time.  Only Linux has epoll.
-        self._poll = select.epoll() if _HAS_EPOLL else select.poll()
+        # Not poll: a process may have thousands of sockets, and poll looks at each of them every time.
+        self._poll = select.epoll()
         self.handlers: dict[int, Handler] = {}
         self._ready: list[tuple[int, int]] = []
         """What is to be handled in this turn.  Kept here because another thread may have to go on with it."""
@@ -54,8 +52,6 @@ class DescriptorWatch:
         """
         if self._ready or self._unread:
             return self._look()
-        if timeout_s is not None and not _HAS_EPOLL:
-            timeout_s *= 1000
         self._ready = ready = self._poll.poll(timeout_s)
         return ready
 
@@ -68,5 +64,4 @@ class DescriptorWatch:
         return ready
 
     def close(self) -> None:
-        if _HAS_EPOLL:
-            self._poll.close()  # type: ignore[union-attr]
+        self._poll.close()

@@ -15,14 +15,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, BucketPart
 from durability_service.core.sets.batches import SampleBatch, from_content
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import DIGEST_BYTES, Sample, digest_value
 from durability_service.core.settings import ServiceSettings
 from pubsub_api.core.errors import UndecodableBody
+
+if TYPE_CHECKING:
+    from durability_service.core.alignment.conflicts import Conflict
 
 ATTEMPTS_MAX = 8
 _UNKNOWN = b"\xff" * DIGEST_BYTES
@@ -66,24 +69,21 @@ class Alignment:
         settings: ServiceSettings,
         name: str,
         samples: SampleSet,
+        conflict: Conflict,
         *,
-        source: str,
-        source_incarnation: int,
-        purpose: AlignmentPurpose,
-        policy: MergePolicy,
         asked_at: int,
         compares: bool,
-        role: str,
         is_streamed: bool,
     ) -> None:
+        """``conflict`` says with which peer, why and how."""
         self._settings = settings
         self._name = name
         self._set = samples
-        self.source = source
-        self.source_incarnation = source_incarnation
-        self.role = role
-        self.purpose = purpose
-        self.policy = policy
+        self.source = conflict.peer.node
+        self.source_incarnation = conflict.peer.service.advert.incarnation
+        self.role = conflict.peer.role
+        self.purpose = conflict.purpose
+        self.policy = conflict.policy
         self.is_streamed = is_streamed
         self.asked_at = asked_at
         """The time of the request: what was written here later is never touched."""

@@ -52,13 +52,9 @@ class AlignmentRunner:
             self._context.settings,
             held.name,
             held.set,
-            source=peer.node,
-            source_incarnation=peer.service.advert.incarnation,
-            purpose=purpose,
-            policy=policy,
+            conflict,
             asked_at=asked_at,
             compares=held.policy.equality_check,
-            role=peer.role,
             is_streamed=is_filling or self._may_stream(conflict),
         )
         self._is_filling = is_filling

@@ -203,7 +203,7 @@ class Keeper:
         if held.phase is Phase.ELECT and (lacking := self._settings.injection_peers_min - len(members)) > 0:
             warnings.append(f"injection_peers_min: waiting for {lacking} more before the set on disk is used")
         if not held.choice.candidate:
-            warnings.append("nobody may lead: an aligner with a master_priority above 0 that wants the data is missing")
+            warnings.append("no service may lead: no aligner with a master_priority above 0 wants the data")
         own = held.policy.merge_for(self._settings.role, self._settings.role)
         if any(peer.node == held.master and conflicts.is_apart(held, peer, own) for peer in members if held.is_aligned):
             warnings.append(f"this set is of another side than that of {held.master}, and merge is IGNORE: they differ")

@@ -34,9 +34,9 @@ class Phase(enum.Enum):
 
 class LifecycleCause(enum.Enum):
     DISCOVERED = "discovery is over"
-    DISCOVERED_LAZY = "discovery is over and nobody wants the data"
-    INTEREST = "somebody wants the data"
-    CHOSEN = "agreed as master, and nobody is complete"
+    DISCOVERED_LAZY = "discovery is over and no reader wants the data"
+    INTEREST = "a reader wants the data"
+    CHOSEN = "agreed as master, and no service is complete"
     MASTER_COMPLETE = "the agreed master has a complete set"
     SOURCE_LOST = "the source of an alignment left or changed"
     STORED = "the set is whole and durable"

@@ -84,14 +84,14 @@ class StoredSet:
         storage = BucketStorage(space.name, memory, self._is_persistent_topic, self._repacking.changed)
         self.set = SampleSet(settings.buckets, settings.rules.depth_of, storage if is_persistent else None)
         """Of all samples, those included that are never on disk."""
-        self.has_base = restored is not None and restored.is_complete
+        self.has_base = restored is not None
         """A complete set was on disk; until the name-space is complete, it is what the set holds."""
-        marks = restored.marks if restored and self.has_base else StoreMarks()
+        marks = restored.marks if restored else StoreMarks()
         self.marked = (marks.epoch, marks.lineage)
         """Epoch and lineage as the store was last told, ours or the next ones."""
         self.base_alive = marks.alive
         """When the set on disk was last maintained."""
-        if restored and self.has_base:
+        if restored:
             self._load(restored)
         self.quality = self.set.newest
         """How good the set on disk is, for the election."""

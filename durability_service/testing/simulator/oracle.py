@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def reflects(held: Holding, sample: Sample, now_ns: int) -> bool:
     """Whether the set holds the sample, or something that replaced it, or a deletion of it, or it has expired."""
     samples = held.set
-    present = tuple(one for one in samples.get(sample.instance) if not samples.is_deleted(one))  # which nobody is given
+    present = tuple(one for one in samples.get(sample.instance) if not samples.is_deleted(one))  # no reader gets those
     is_gone = samples.is_deleted(sample) or held.expiry.is_expired(sample, now_ns)
     return is_gone or samples.kept((*present, sample)) == present
 
@@ -324,10 +324,10 @@ class Oracle:
             may_lead = any(held.can_lead for held in awake.values())
             leaders = [member for member, held in awake.items() if held.leads]
             if len(leaders) != (1 if may_lead else 0):
-                raise Violation(f"L1: {name} of role {role} is led by {leaders or 'nobody'}")
+                raise Violation(f"L1: {name} of role {role} is led by {leaders or 'none'}")
             for member, held in awake.items():
                 if may_lead and (held.master != leaders[0] or not held.is_agreed):
-                    raise Violation(f"L1: {member} follows {held.master or 'nobody'} and not {leaders[0]}")
+                    raise Violation(f"L1: {member} follows {held.master or 'none'} and not {leaders[0]}")
                 if may_lead and not held.is_complete:
                     raise Violation(f"L2: {member} is {held.phase.name} and not complete")
         for node in nodes if self._profile.merge is not MergePolicy.IGNORE else ():

@@ -73,7 +73,7 @@ class StoreModel:
                 self.current[name] = self.backup.pop(name)
         for generation in self.current.values():
             generation.rows = pack_buckets(generation.samples.values(), generation.buckets)
-        return {name: _restored(one) for name, one in self.current.items()}
+        return {name: _restored(one) for name, one in self.current.items() if one.is_complete}
 
     def read(self, name_space: str, number: int) -> SampleBatch:
         """A bucket as it was last written."""
@@ -83,4 +83,4 @@ class StoreModel:
 
 def _restored(found: Generation) -> Restored:
     summaries = {number: summary(batch.content[:HEAD_BYTES]) for number, batch in found.rows.items()}
-    return Restored(found.is_complete, found.marks, found.filters, summaries)
+    return Restored(found.marks, found.filters, summaries)

@@ -135,13 +135,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     options.add_session(parser)
 
 
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    options.add_seeds(parser)
-    parser.add_argument(
-        "--profile", metavar="NAME", help="the same kind of faults for all seeds; an unknown name lists the profiles"
-    )
-
-
 def _start(text: str) -> Start | Moment:
     """An argparse type: the value of ``--start``."""
     if text == "now":
@@ -445,5 +438,5 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]]
     "redrive": (_add_destroy, _redrive),
     "destroy": (_add_destroy, _destroy),
     "serve": (_add_serve, _serve),
-    "simulate": (_add_simulate, _simulate),
+    "simulate": (options.add_seeds, _simulate),
 }

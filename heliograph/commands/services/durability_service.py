@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a publisher to connect to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
     parser.add_argument(
-        "--peer", "--fellow", metavar="ADDRESS", action="append", default=[],
+        "--peer", metavar="ADDRESS", action="append", default=[],
         help="another service to connect to; may be repeated (default: [durability] fellows)",
     )  # fmt: skip
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")

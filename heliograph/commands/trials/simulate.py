@@ -32,9 +32,6 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser)
-    parser.add_argument(
-        "--profile", metavar="NAME", help="the same kind of faults for all seeds; an unknown name lists the profiles"
-    )
     options.add_json(parser, "the result as one JSON object")
 
 

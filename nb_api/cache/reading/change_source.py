@@ -231,7 +231,7 @@ class BusSource(ChangeSource):
     ) -> None:
         """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given.
 
-        ``patience_s``: when somebody could not be reached for so long, the database is read, and again as often, and so
+        ``patience_s``: when a publisher or the broker could not be reached for so long, the database is read, and so
         it is after frames were refused.  0: never.
         """
         super().__init__()

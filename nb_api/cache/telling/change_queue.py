@@ -70,7 +70,7 @@ class ChangeQueue:
             if len(self._changes) + len(changes) > self._size_max:
                 self._changes.clear()
                 self._first = 0
-                self._overrun = Resynced("overrun", "nobody took the changes in time", revision)
+                self._overrun = Resynced("overrun", "the changes were not taken in time", revision)
                 self.overruns += 1
                 self._wants_changed()
             else:

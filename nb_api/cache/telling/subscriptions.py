@@ -190,7 +190,7 @@ class Subscriptions:
         self.wants_changed()
 
     def wants_changed(self) -> None:
-        """A consumer was overrun or is no longer: differences are built while anybody looks at them."""
+        """A consumer was overrun or is no longer: differences are built while a consumer looks at them."""
         self._want_differences(any(not one.queue.is_overrun for one in self._all))
 
     @property

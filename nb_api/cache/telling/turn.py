@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable
 
 _WAIT_S = 0.1
-"""How often somebody who waits looks whether the cache was closed."""
+"""How often a thread that waits looks whether the cache was closed."""
 
 
 class Turn:
-    """A lock that its holder may take again, and that a closed cache makes nobody wait for."""
+    """A lock that its holder may take again, and that no thread waits for when the cache is closed."""
 
-    __slots__ = ("_check", "_lock")
+    __slots__ = ("_lock", "check")
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """``check`` raises when waiting has become useless."""
         self._lock = threading.RLock()
-        self._check = check
+        self.check = check
+        """Raises when waiting has become useless."""
 
     @property
     def is_mine(self) -> bool:
@@ -36,7 +36,7 @@ class Turn:
         if self._lock.acquire(False):  # nearly always, in a third of the time
             return
         while not self._lock.acquire(timeout=_WAIT_S):
-            self._check()
+            self.check()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

@@ -31,14 +31,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from nb_api.core.changes import Change, DbObject
-from nb_api.core.copy.differences import CachedObject, Difference, Ending, Updated
+from nb_api.core.copy.differences import CachedObject, Difference, Ending, Updated, pack
 from nb_api.core.copy.held_objects import CacheCounters, HeldObjects, Tables, Where
 from nb_api.core.copy.indexes import IndexData
 from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.copy.snapshot_merge import SnapshotMerge
 from nb_api.core.digests import TableDigest
 from nb_api.core.events import events_of, moved_to
-from nb_api.core.plain_values import FieldValues, is_selected
+from nb_api.core.field_selection import FieldValues, is_selected
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
 
@@ -135,7 +135,7 @@ class CacheCore:
         if held is None or version <= held.version or event.topic != held.topic or event.action == "delete":
             return None
         self.newest = version
-        entries[key] = entry = CachedObject(version, held.topic, event.value)
+        entries[key] = entry = CachedObject(version, held.topic, pack(event.value))
         objects.totals[table] += version - held.version
         objects.counters.updated += 1
         return Updated(table, key, entry, held)
@@ -202,7 +202,7 @@ class CacheCore:
             if not (version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed)):
                 counters.stale += 1
                 continue
-            entry = CachedObject(version, topic, event.value)
+            entry = CachedObject(version, topic, pack(event.value))
             if held is None:
                 objects.put(entries, event.table, key, None, entry, out)
             else:
@@ -337,7 +337,7 @@ class CacheCore:
         topic = self._objects.followed(right.topic)
         if topic is None:
             return False
-        self._objects.put(entries, table, key, judged, CachedObject(right.version, topic, right.value), out)
+        self._objects.put(entries, table, key, judged, CachedObject(right.version, topic, pack(right.value)), out)
         return True
 
     # -- snapshots

@@ -9,8 +9,8 @@ from typing import Any
 from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
 from nb_api.core.copy.indexes import IndexData, TableIndexes
 from nb_api.core.copy.journal import ChangeJournal
+from nb_api.core.field_selection import FieldValues, field_values
 from nb_api.core.own_tables import is_own
-from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import UsageError
 
@@ -112,7 +112,7 @@ class HeldObjects:
         return entries
 
     def parts_of(self, table: str) -> tuple[dict[str, CachedObject] | None, FieldValues, TableIndexes | None]:
-        """What is held of a table, what is selected of it, and its indexes, for those who go through many events."""
+        """What is held of a table, what is selected of it, and its indexes, to go through many events."""
         return (
             self.tables.get(table) or self.entries_of(table),
             self._where_of.get(table, self._where),

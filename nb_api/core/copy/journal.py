@@ -17,7 +17,7 @@ _State = tuple[int, CachedObject | None]
 
 
 class ChangeJournal:
-    """The owner of the copy notes in turn; anybody may read meanwhile."""
+    """The owner of the copy notes in turn; any thread may read meanwhile."""
 
     def __init__(self, digests: Mapping[str, TableDigest]) -> None:
         """``digests`` of the copy as it is now."""

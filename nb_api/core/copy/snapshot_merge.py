@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from nb_api.core.changes import DbObject
-from nb_api.core.copy.differences import CachedObject, Difference, Ending
+from nb_api.core.copy.differences import CachedObject, Difference, Ending, pack
 from nb_api.core.copy.held_objects import HeldObjects
-from nb_api.core.plain_values import is_selected
+from nb_api.core.field_selection import is_selected
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
 
@@ -77,7 +77,7 @@ class SnapshotMerge:
                     unseen.get(table, _NOTHING).discard(key)
             elif not self._is_newer(row, held):
                 continue
-            put(entries, table, key, held, CachedObject(version, topic, row.value), out)
+            put(entries, table, key, held, CachedObject(version, topic, pack(row.value)), out)
         return out
 
     def _is_newer(self, row: DbObject | Event, held: CachedObject) -> bool:

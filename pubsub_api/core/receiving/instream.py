@@ -23,10 +23,10 @@ RESYNCING   RESYNCED        LIVE        the user was told; whatever was missing 
 While a stream is RESYNCING its frames wait, so that the user learns of the loss before seeing what came after it.
 Should too much wait, it may go: the resync that is on its way covers it.
 
-**Words and events.**  A hello is a word; anybody may have said it, or it was damaged on the way.  Numbers are *shown*
+**Words and events.**  A hello is a word; any peer may have said it, or it was damaged on the way.  Numbers are *shown*
 when an event came that has one or a higher one, or when the publisher told so itself, asked after the word was heard.
 A resync covers what was shown before it.  A word that was not is forgotten with the resync, and believed when it is
-heard again, and again nobody answers.
+heard again, and again no peer answers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRANSITIONS: dict[tuple[InStreamState, StreamCause], InStreamState] = {
 }
 
 NO_STAMP = 2**64
-"""Higher than every timestamp: who told of a number did not tell when."""
+"""Higher than every timestamp: the peer that told of a number did not tell when."""
 HEAD_JUMP_MAX = 2**40
 """So many numbers at once are not believed: no publisher sends them in the time for which a subscriber remembers it."""
 
@@ -166,7 +166,7 @@ class InStream:
     def contradicts_data(self, first: int, stamp: int) -> bool:
         """Whether a frame that begins at ``first`` cannot be, if all that was heard of the stream is true.
 
-        It is among what is missing because somebody told that it exists, and was sent later than that was told.  A
+        It is among what is missing because a peer told that it exists, and was sent later than that was told.  A
         publisher's timestamps never fall, so a frame that is late, or comes again, has a lower one.
         """
         return self.next <= first <= self.head and stamp > self.head_stamp and self.is_anchored

@@ -38,18 +38,16 @@ class StreamOrder:
         questions: SubscriberQuestions,
         resync: ResyncScheduler,
         room: ConsumerRoom,
-        takes_repeats: bool,
-        misses_the_past: bool,
     ) -> None:
-        """``misses_the_past``: the consumer wants to be told what it has not got of a stream that is first met."""
         self._settings = settings
         self._counters = counters
         self._roster = roster
         self._questions = questions
         self._resync = resync
         self._room = room
-        self._takes_repeats = takes_repeats
-        self._misses_the_past = misses_the_past
+        self._takes_repeats = settings.takes_repeats
+        self._misses_the_past = settings.takes_repeats and settings.history is not None
+        """The consumer wants to be told what it has not got of a stream that is first met."""
         self._to_repair: list[InStream] = []
         self._event_bytes = 0.0
         """Size of an event, as the frames tell that waited or were repaired last."""
@@ -91,8 +89,8 @@ class StreamOrder:
                 self._progress(stream, now)
 
     def _repeat(self, delivery: Delivery) -> None:
-        """What was delivered, or given up, came again.  It waits for nobody: who wants it, and it in particular, can
-        have it sent once more."""
+        """What was delivered, or given up, came again.  It does not wait for room: a program that wants it can ask for
+        it once more."""
         count = delivery[1].count
         if not self._takes_repeats or self._resync.is_blocked:
             self._counters.intake.duplicates += count
@@ -252,7 +250,7 @@ class StreamOrder:
     def give_up_unanswered(
         self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
     ) -> None:
-        """Everybody has answered who was reached: what still lacks nobody has, if its publisher was among them.
+        """Every peer that was reached has answered: what still lacks none has, if its publisher was among them.
 
         A publisher that lives and did not answer was not reached, or its answer was lost: it is asked again.
         """
@@ -314,7 +312,7 @@ class StreamOrder:
         self, asked: Iterable[tuple[InStream, int]], told: Mapping[str, int], guid: bytes, stamp: int, now: float
     ) -> None:
         """A publisher tells how far its streams are.  It was asked when they seemed to be at these numbers, at least:
-        if it knows less, somebody else has told of them."""
+        if it knows less, another peer has told of them."""
         for stream, last in asked:
             if stream.guid != guid or stream.topic not in told or not self._roster.knows(stream):
                 continue
@@ -333,7 +331,7 @@ class StreamOrder:
                 stream.attempts = 0
 
     def start_again(self, stream: InStream, number: int, head: int, stamp: int, now: float) -> None:
-        """A publisher contradicts what was heard of a stream.  Nobody knows which is true: tell it, and begin anew."""
+        """A publisher contradicts what was heard of a stream.  Which is true is not known: tell it, and begin anew."""
         is_counted = stream.state is _LIVE and stream.attempts > 0  # when it was doubted
         self._counters.peers.contradictions += not is_counted
         freed, events = stream.drop_parked()
@@ -358,7 +356,7 @@ class StreamOrder:
             self.open_hole(stream, now)
 
     def tell_past(self, stream: InStream, last: int, now: float) -> None:
-        """Who wants history and takes what comes late hears what it has not got of a stream that is first met now."""
+        """Where history is wanted and what comes late is taken: tell what lacks of a stream that is first met now."""
         if last and self._misses_the_past and not self._questions.is_reading_history:
             past = self._roster.lost_range(stream, 1, last)
             self._resync.request(Reason.UNKNOWN_STREAM, [stream.topic], now, [past])
@@ -366,7 +364,7 @@ class StreamOrder:
     def release(self, stream: InStream, now: float) -> None:
         """The user was told: what is missing is covered, what waited may pass."""
         if not stream.is_anchored and not stream.shown and stream.head != stream.forgotten:
-            # Nobody but a hello told of it, and its publisher was not asked: it will be, when it is heard again.
+            # Only a hello told of it, and its publisher was not asked: it will be, when it is heard again.
             self._roster.forget_stream(self._roster.publishers[stream.guid], stream.topic)
             return
         if not stream.is_anchored:

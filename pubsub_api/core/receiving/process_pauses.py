@@ -3,12 +3,12 @@
 Sans-IO.  Whatever came meanwhile waits to be read, in sockets and queues, and is read one after the other.  Until then
 nothing that was not read yet is a sign of anything:
 
-* Who is called *late* for what is due puts it off for a moment, once, so that those who receive get their turn: else
-  answers would be asked for again, or given up, that are there already.
-* Who stood still for *long* has much to read.  When losses show in it, more may follow; they are told by one resync,
-  when all of it was read and the publishers have told their heads, since the end may be lost too.  All was read when a
-  frame comes that was sent about now: stamps have advanced by as much as our clock did.  Only durations are compared,
-  each taken on one clock.
+* When it is called *late* for what is due, it puts that off for a moment, once, so that receiving threads get their
+  turn: else answers would be asked for again, or given up, that are there already.
+* When it stood still for *long*, it has much to read.  When losses show in it, more may follow; they are told by one
+  resync, when all of it was read and the publishers have told their heads, since the end may be lost too.  All was read
+  when a frame comes that was sent about now: stamps have advanced by as much as our clock did.  Only durations are
+  compared, each taken on one clock.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ProcessPauses:
     __slots__ = ("_catch_up_time_s", "_counters", "_fresh_stamp", "asked_at", "behind_until", "put_off_until")
 
     def __init__(self, counters: SubscriberCounters, *, catch_up_time_s: float) -> None:
-        """Who is called later than due by more than ``catch_up_time_s`` had no processor; so long do those who receive
-        have to get theirs."""
+        """When it is called later than due by more than ``catch_up_time_s``, it had no processor; receiving threads get
+        as long to have theirs."""
         self._counters = counters
         self._catch_up_time_s = catch_up_time_s
         self.put_off_until: float | None = None

@@ -1,11 +1,11 @@
-"""The questions a subscriber has out: which, why, and who has answered.
+"""The questions a subscriber has out: which, why, and which peers have answered.
 
 Every question goes to all responders; each of them marks its last answer.  When as many have finished as were asked,
-the question is concluded early; otherwise its deadline concludes it.  A question that reached nobody was not asked: no
+the question is concluded early; otherwise its deadline concludes it.  A question that reached no peer was not asked: no
 conclusion is drawn from it.
 
 The question of a join is asked again while answers to it lack, each time under a number of its own, since the parts of
-two answers must not be mixed.  Who has answered any of them has answered.
+two answers must not be mixed.  A peer that has answered any of them has answered.
 
 Where the driver asks by scope (`pubsub_api.core.scopes`), one purpose may take several questions.  It is served when
 all of them are answered.
@@ -24,7 +24,7 @@ from pubsub_api.core.messages import FILTERS_PER_QUERY_MAX, Parts, Query, Want
 from pubsub_api.core.receiving.instream import InStream
 from pubsub_api.core.receiving.resync_requests import NEVER, Reason
 from pubsub_api.core.receiving.statistics import SubscriberCounters
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.topics import FilterSet
 
 # Of joins that are absorbed, the first here stays: a resync that is awaited is not replaced by one that may be spared.
@@ -58,12 +58,12 @@ class Join:
     asked: float
     """When."""
     responders: frozenset[bytes] = frozenset()
-    """Who has answered."""
+    """The peers that have answered."""
 
 
 @dataclasses.dataclass
 class Question:
-    """One that is out, and who has answered it."""
+    """One that is out, and the peers that have answered it."""
 
     scope: str
     expected: int | None = None
@@ -109,13 +109,12 @@ class SubscriberQuestions:
         *,
         guid: bytes,
         jitter: Callable[[], float],
-        history: History | None,
     ) -> None:
         self._settings = settings
         self._counters = counters
         self.guid = guid
         self._jitter = jitter
-        self._history = history
+        self._history = settings.history
         self.filters = filters
         """What the subscriber listens to, which says in which scope it asks for a topic."""
         self._next_id = 1
@@ -313,7 +312,7 @@ class SubscriberQuestions:
     def _make_room(self, purpose: QuestionPurpose) -> None:
         """Evict a question when too many are open.
 
-        The oldest will hardly be answered; but the join must end, for somebody waits for its resync.
+        The oldest will hardly be answered; but the join must end, for the program waits for its resync.
         """
         if len(self._open) < self._settings.questions_max:
             return
@@ -333,11 +332,11 @@ class SubscriberQuestions:
     def purpose(self, query_id: int) -> QuestionPurpose | None:
         return self._open.get(query_id)
 
-    def asked(self, query_id: int, responders: int | None, *, is_anybody_known: bool) -> bool:
+    def asked(self, query_id: int, responders: int | None, *, is_any_known: bool) -> bool:
         """Note how many were asked; True when that concludes the question.
 
-        Who reached nobody has not asked.  Only a join that will be told anyway, where nobody is known who could have
-        been reached, need not wait for anybody.
+        A question that reached no peer was not asked.  Only a join that will be told anyway, and for which no peer is
+        known that could have been reached, need not wait.
         """
         purpose = self._open.get(query_id)
         if purpose is None or responders is None:
@@ -345,7 +344,7 @@ class SubscriberQuestions:
         question = purpose.questions[query_id]
         if not responders:
             join = purpose.join
-            if join is None or join.reason is Reason.RECONNECTED or is_anybody_known:
+            if join is None or join.reason is Reason.RECONNECTED or is_any_known:
                 return False
         asked = self._joins if purpose.join is not None else [purpose]
         for same in (one for held in asked for one in held.questions.values() if one.scope == question.scope):
@@ -369,7 +368,7 @@ class SubscriberQuestions:
         return purpose.is_answered
 
     def close(self, query_id: int) -> QuestionPurpose | None:
-        """The question is concluded; its join knows who answered."""
+        """The question is concluded; its join knows which peers answered."""
         purpose = self._open.get(query_id)
         if purpose is None:
             return None
@@ -390,7 +389,7 @@ class SubscriberQuestions:
     ) -> Iterator[Join]:
         """The join whose deadline has passed, with whatever was answered; asks those questions that are due.
 
-        ``lacks_answers`` says whether somebody is known who is not among those who have answered.
+        ``lacks_answers`` says whether a peer is known that is not among those that have answered.
         """
         if now >= min(self._join_deadline, self._join_again):
             last = self._joins[-1]
@@ -408,7 +407,7 @@ class SubscriberQuestions:
             self._next_periodic = now + self._settings.query_interval_s
 
     def _waits_on(self, last: QuestionPurpose, now: float) -> bool:
-        """Whether a join whose time is over goes on, since it is known that somebody has not answered."""
+        """Whether a join whose time is over goes on, since it is known that a peer has not answered."""
         is_known = all(question.expected is not None for question in last.questions.values())
         if last.join is None or not is_known or last.is_answered:
             return False
@@ -429,7 +428,7 @@ class SubscriberQuestions:
             self._ask_join(last.join, now)
 
     def _is_lacking(self, asked: QuestionPurpose) -> bool:
-        """Whether an answer has not come, or not whole.  Where nobody knows how many there are, any answer will do."""
+        """Whether an answer has not come, or not whole.  Where their number is not known, any answer will do."""
         return any(
             not question.finished or not question.answers.keys() <= question.finished
             if question.expected is None

@@ -25,7 +25,7 @@ class Reason(enum.Enum):
     SLOW_CONSUMER = "slow consumer"
     """The callback did not keep up: its queue was full, and so was the room for what waits."""
     PENDING_FULL = "pending full"
-    """More frames waited behind holes than ``pending_bytes_max`` allows, and nobody is asked for the rest."""
+    """More frames waited behind holes than ``pending_bytes_max`` allows, and the rest is not asked for."""
     UNDECODABLE = "undecodable"
     """A frame in sequence could not be decoded."""
     CONTRADICTION = "contradiction"
@@ -43,7 +43,7 @@ class Reason(enum.Enum):
     SUBSCRIBED = "subscribed"
     """A topic filter was added."""
     HISTORY_REPLACED = "history replaced"
-    """Who keeps the past now keeps another: two sides of a split were joined, and one of them gave way."""
+    """The services that keep the past now keep another: two sides of a split were joined, and one of them gave way."""
 
 
 _PRIORITY = {reason: position for position, reason in enumerate(Reason)}

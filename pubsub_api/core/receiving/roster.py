@@ -1,7 +1,7 @@
 """The publishers and streams a subscriber knows, within their bounds.
 
-Bookkeeping only: who is known, what leaves when there is no room, what is counted.  What follows from it is decided by
-the subscriber core.
+Bookkeeping only: which publishers are known, what leaves when there is no room, what is counted.  What
+follows from it is decided by the subscriber core.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Roster:
         self._counters = counters
         self.publishers: dict[bytes, InPublisher] = {}
         self._by_name: dict[str, dict[bytes, InPublisher]] = {}
-        """Who bears a name and may live."""
+        """The publishers that bear a name and may live."""
         self._without_streams: dict[bytes, InPublisher] = {}
         """Those of which nothing is at hand, the one known longest first: they leave before the others."""
         self._shared_names: set[str] = set()
@@ -145,7 +145,7 @@ class Roster:
         self._counters.peers.publishers_forgotten += 1
 
     def namesake(self, publisher: InPublisher, predecessor: bytes) -> InPublisher | None:
-        """A publisher whose name this one bears, and whose end nobody told: its former life, it seems."""
+        """A publisher whose name this one bears, and whose end was not told: its former life, it seems."""
         if not publisher.name or publisher.name in self._shared_names:
             return None
         for other in list(self._by_name.get(publisher.name, {}).values()):
@@ -173,7 +173,7 @@ class Roster:
         former.has_ended = True
 
     def note_familiar(self) -> None:
-        """A join has ended: whoever was heard until now is no newcomer any more."""
+        """A join has ended: a publisher that was heard until now is no newcomer any more."""
         for publisher in self.publishers.values():
             publisher.is_familiar = publisher.is_heard
 
@@ -183,7 +183,7 @@ class Roster:
     def is_verified(self, responders: Collection[bytes]) -> bool:
         """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen.
 
-        A publisher that is new may be the second to start behind that link: nobody would tell of the first.
+        A publisher that is new may be the second to start behind that link: nothing would tell of the first.
         """
         heard = [publisher for publisher in self.publishers.values() if publisher.is_heard]
         return bool(responders) and all(
@@ -214,14 +214,14 @@ class Roster:
         ]
 
     def look_for_silence(self, now: float) -> bool:
-        """Suspect who is silent and forget who stays away.  True when nobody else would tell what they published."""
+        """Suspect silent publishers, forget those that stay away.  True when nothing else tells what they sent."""
         is_unsure = False
         for publisher in list(self.publishers.values()):
             silent_for = now - publisher.last_heard
             if silent_for > self._settings.forget_time_s:
                 has_holes = publisher.has_holes
                 self.forget_publisher(publisher)
-                # What it published since it fell silent, and before it died, nobody else would tell.
+                # What it published since it fell silent, and before it died, nothing else would tell.
                 is_unsure |= (publisher.is_suspect and not publisher.has_ended) or has_holes
             elif silent_for > self._settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
                 publisher.is_suspect = True
@@ -230,7 +230,7 @@ class Roster:
         return is_unsure
 
     def excuse_silence(self, now: float) -> None:
-        """We ourselves stood still: nobody was silent."""
+        """We ourselves stood still: no publisher was silent."""
         self._counters.freezes += 1
         for publisher in self.publishers.values():
             publisher.last_heard = now
@@ -249,7 +249,7 @@ class Roster:
         heapq.heappush(self._timers, (deadline, self._timer_count, stream))
 
     def next_timer(self) -> float:
-        """When `due` has something to return; nobody is woken for what has changed meanwhile."""
+        """When `due` has something to return; no thread is woken for what has changed meanwhile."""
         while self._timers and not _is_valid(self._timers[0]):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else NEVER

@@ -22,8 +22,8 @@ class IntakeStatistics:
     foreign: int = 0
     """Messages of other programs, without an envelope, passed on unnumbered."""
     foreign_discarded: int = 0
-    """Such messages dropped, because the queue was full or frames were asked for: nobody numbers them, so nobody can
-    ask for them again."""
+    """Such messages dropped, because the queue was full or frames were asked for: they have no numbers, so they
+    cannot be asked for again."""
     put_off: int = 0
     """How often this process came late for what was due, and read what had come before it decided anything."""
     relieved: int = 0
@@ -81,7 +81,7 @@ class SubscriberCounters:
     delivered: int = 0
     """Events handed to the consumer."""
     lost: int = 0
-    """Events in holes that nobody could close; a resync covers them."""
+    """Events in holes that no cache could close; a resync covers them."""
     discarded: int = 0
     """Events dropped because the consumer did not keep up and there was no room left; a resync covers them."""
     resyncs: int = 0

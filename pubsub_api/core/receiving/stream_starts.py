@@ -1,6 +1,6 @@
 """Where streams begin: which numbers a subscriber is owed of a stream that it has not met before.
 
-Sans-IO.  A stream that appears begins at 1 for who knows that it is new: because its publisher told all its heads after
+Sans-IO.  A stream that appears begins at 1 where it is known to be new: because its publisher told all its heads after
 the filters were joined, because it was heard to start, because it is the next life of one that was known, or because it
 is younger than the subscription.  A publisher proves the latter by its age: it answers after it was asked, so it
 started no earlier than its age before the question, whatever the clocks of two machines show.  Everything else was met
@@ -114,7 +114,7 @@ class StreamStarts:
         return publisher.baseline_at >= self._joined_at and not publisher.has_evicted
 
     def on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
-        """A publisher tells the final heads of its former life, also to those who never heard of it."""
+        """A publisher tells the final heads of its former life, also to subscribers that never heard of it."""
         former = self.publisher(hello.predecessor, now)
         for topic, head in hello.heads.items():
             self.note_head(former, topic, head, None, now, is_final=True)
@@ -156,7 +156,7 @@ class StreamStarts:
     # -- streams that appear
 
     def open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
-        """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
+        """A stream appeared of which number ``after`` exists; None when it was not asked for."""
         if not self._filters.match(topic):
             return None
         if not self.joined.match(topic):
@@ -172,7 +172,8 @@ class StreamStarts:
             self._settings.verify_after_reconnect and not publisher.is_familiar
         )
         if is_stranger or publisher.has_evicted:
-            stream.forgotten = after  # Who has answered before will again; other words are believed without an answer.
+            # A peer that has answered before will again; other words are believed without an answer.
+            stream.forgotten = after
         if is_stranger and not publisher.has_evicted:
             # It may be younger than the subscription, or the next life of one that is known: then nothing is missing
             # unseen, and it will say so.
@@ -210,7 +211,7 @@ class StreamStarts:
         self._order.begin(stream, stream.next, now)
 
     def _resync_unknown(self, topic: str, now: float) -> None:
-        """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
+        """It is not known what was missed of a stream; a join that is open will resync it anyway."""
         if not self._questions.is_joining(topic):
             self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
 

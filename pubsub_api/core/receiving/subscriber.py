@@ -1,4 +1,4 @@
-"""The receiving half of the envelope: who publishes, which streams there are, loss detection, resync.
+"""The receiving half of the envelope: which publishers and streams there are, loss detection, resync.
 
 Sans-IO: every call is given the time; what has to be delivered, asked or told is collected and fetched with `take`.
 
@@ -18,7 +18,7 @@ one stream closes its holes.
 silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  One
 that stays away is forgotten after ``forget_time``, and the user resyncs once more.
 
-**Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
+**Freezing.**  When this process itself stood still, all publishers seem silent; a gap between two calls that is longer
 than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too: see
 `pubsub_api.core.receiving.process_pauses`.
 """
@@ -43,7 +43,7 @@ from pubsub_api.core.receiving.roster import InPublisher, Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.receiving.stream_starts import StreamStarts
 from pubsub_api.core.scopes import covers
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 _DATA = int(Kind.DATA)
@@ -62,19 +62,14 @@ class SubscriberCore:
         guid: bytes,
         now: float,
         jitter: Callable[[], float],
-        history: History | None = None,
-        takes_repeats: bool = False,
     ) -> None:
-        """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
         self.settings = settings
         self.filters = FilterSet(filters)
         self.counters = SubscriberCounters()
         self._resync = ResyncScheduler(
             jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
         )
-        self._questions = SubscriberQuestions(
-            settings, self.counters, self.filters, guid=guid, jitter=jitter, history=history
-        )
+        self._questions = SubscriberQuestions(settings, self.counters, self.filters, guid=guid, jitter=jitter)
         self._roster = Roster(settings, self.counters)
         self.publishers = self._roster.publishers
         self.room = ConsumerRoom(settings.pending_bytes_max, self._roster, self._resync)
@@ -85,8 +80,6 @@ class SubscriberCore:
             questions=self._questions,
             resync=self._resync,
             room=self.room,
-            takes_repeats=takes_repeats,
-            misses_the_past=takes_repeats and history is not None,
         )
         self._starts = StreamStarts(
             settings,
@@ -102,7 +95,7 @@ class SubscriberCore:
         self._arrivals: dict[str, tuple[str, float]] = {}
         """Address -> what it told of arrivals when it came up, and when that was."""
         self._settled: dict[str, str] = {}
-        """Address -> the last of these under which it was up for so long that whoever was there has been heard."""
+        """Address -> the last of these under which it was up for so long that every publisher there has been heard."""
         self._sign_of_life_at = float("-inf")
         """When a publisher said last that it lives."""
         self._is_reconnect_unproven = False
@@ -208,8 +201,8 @@ class SubscriberCore:
     def link_up(self, address: str, now: float, arrivals: str = "") -> None:
         """The link to an address is up and every filter is in effect there.
 
-        ``arrivals`` is another one whenever a publisher has come to what is shared at that address; empty when nobody
-        can tell.
+        ``arrivals`` is another one whenever a publisher has come to what is shared at that address; empty when that
+        is not known.
         """
         self._wake(now)
         reason = Reason.RECONNECTED if address in self._links else Reason.NEW_LINK
@@ -224,11 +217,11 @@ class SubscriberCore:
         self._links[address] = False
         arrivals, since = self._arrivals.get(address, ("", 0.0))
         is_long = self._last_call - since >= self.settings.silence_timeout_s
-        if is_long and self._sign_of_life_at > since:  # who hears no signs of life may not know everybody
+        if is_long and self._sign_of_life_at > since:  # without signs of life some publishers may not be known
             self._settled[address] = arrivals
 
     def link_removed(self, address: str) -> None:
-        """Nobody listens to that address any more."""
+        """That address is not listened to any more."""
         self._links.pop(address, None)
         self._arrivals.pop(address, None)
         self._settled.pop(address, None)
@@ -261,7 +254,7 @@ class SubscriberCore:
         self._resync.request(resync.reason, resync.topics, now, resync.lost)
 
     def ask_resync(self, reason: Reason, now: float) -> None:
-        """Somebody else found out that what was delivered is not the truth any more."""
+        """Another part found out that what was delivered is not the truth any more."""
         self._resync.request_all(reason, now)
 
     def ask_again(self, lost: Iterable[LostRange], now: float) -> None:
@@ -272,7 +265,7 @@ class SubscriberCore:
 
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
-        if self._questions.asked(query_id, responders, is_anybody_known=bool(self._roster.living())):
+        if self._questions.asked(query_id, responders, is_any_known=bool(self._roster.living())):
             self._conclude(query_id, now)
 
     # -- frames
@@ -404,7 +397,7 @@ class SubscriberCore:
     # -- joining and resync
 
     def _conclude(self, query_id: int, now: float) -> None:
-        """Everybody who was reached has answered."""
+        """Every peer that was reached has answered."""
         purpose = self._questions.purpose(query_id)
         if purpose is None or self._needs_more(purpose):
             return

@@ -1,8 +1,8 @@
 """A cache of whole frames, by stream, from which holes are repaired.  It never decodes an event.
 
-The same class serves inside a publisher (its own streams) and alone, near subscribers (everybody's streams).  It is
-bounded three ways: events per stream, bytes in all, age.  The oldest frames leave first, and each one that leaves is
-counted.
+The same class serves inside a publisher (its own streams) and alone, near subscribers (the streams of all publishers).
+It is bounded three ways: events per stream, bytes in all, age.  The oldest frames leave first, and each one that leaves
+is counted.
 """
 
 from __future__ import annotations

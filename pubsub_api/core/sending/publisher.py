@@ -14,7 +14,7 @@ Two kinds of HELLO close that:
   ``hello_rate_max`` frames a second, however many streams are idle.
 * a **publisher hello** on the control topic says every ``max_idle_time`` that the publisher lives.
 
-Stream hellos travel the same way as the stream's data, so they reach exactly those who need them.
+Stream hellos travel the same way as the stream's data, so they reach exactly the subscribers that need them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OutStream:
         self.element = topic_element(topic)
         self.head = 0
         self.gap = 0
-        """How many numbers up to the head the transport refused, so that nobody has them.  The next frame says so."""
+        """How many numbers up to the head the transport refused: no subscriber has them.  The next frame says so."""
         self.pending: list[bytes] = []
         self.is_dirty = False
         """It is in its owner's list of streams that have something pending."""
@@ -81,7 +81,7 @@ class OutStream:
 
 
 class PublisherCore:
-    """Not thread-safe: the owner serialises calls, except that anybody may append to a stream's ``pending``."""
+    """Not thread-safe: the owner serialises calls, except that any thread may append to a stream's ``pending``."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class PublisherCore:
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + self.settings.max_idle_time_s
             former = self._former(stamp)
-            # Its heads are for those who ask; the GUID alone says who this is, so that nobody takes it for a stranger.
+            # Its heads are for those that ask; the GUID alone says which publisher this is, so that it is no stranger.
             hello = messages.Hello(name=self.name, predecessor=former[0].guid if former else b"")
             out.append(self._control(Kind.HELLO, messages.encode(hello), stamp, Flag.LAST))
         self._first(out, now, stamp)

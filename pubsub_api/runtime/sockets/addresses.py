@@ -7,9 +7,7 @@ import ipaddress
 
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach it."""
-    if host == "localhost":
-        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False
+        return host.lower().rstrip(".") == "localhost"

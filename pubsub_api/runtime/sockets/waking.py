@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 
 from pubsub_api.runtime import forking
-
-_ONE = (1).to_bytes(8, sys.byteorder)
-"""An eventfd reads it as a number to add; for a pipe any bytes are right."""
-_READ_BYTES = 65_536
-"""The capacity of a pipe."""
 
 
 class Waker:
@@ -27,12 +21,7 @@ class Waker:
         """Raises OSError when there is no descriptor left."""
         self._is_closed = False
         self._lock = threading.RLock()  # a signal handler may interrupt `wake` in the same thread
-        if hasattr(os, "eventfd"):
-            self.fd = self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:  # only Linux has it
-            self.fd, self._wake_fd = os.pipe()
-            os.set_blocking(self.fd, False)
-            os.set_blocking(self._wake_fd, False)
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         forking.register(self)
 
     def fileno(self) -> int:
@@ -43,12 +32,12 @@ class Waker:
         with self._lock:
             if not self._is_closed:
                 with contextlib.suppress(BlockingIOError):  # it is full, and so it is readable
-                    os.write(self._wake_fd, _ONE)
+                    os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
         """Call this before looking for work: work that comes after the look makes the descriptor readable again."""
         with contextlib.suppress(BlockingIOError):  # it was not woken
-            os.read(self.fd, _READ_BYTES)
+            os.eventfd_read(self.fd)
 
     def wait(self, timeout_s: float) -> bool:
         """Block until `wake` is called, and clear the descriptor; False when the time is over."""
@@ -64,8 +53,7 @@ class Waker:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                for fd in {self.fd, self._wake_fd}:
-                    os.close(fd)
+                os.close(self.fd)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()  # another thread may have held it

@@ -74,9 +74,9 @@ class DeliveryConformance(ConformanceBase):
     def test_a_publisher_without_subscribers_sends_into_the_void(self, stage: Stage) -> None:
         speaker = stage.publisher()
         for _ in range(100):
-            speaker.send("nobody/listens")
-        listener = stage.subscriber("nobody/listens")
-        frame = speaker.send("nobody/listens")
+            speaker.send("not/heard")
+        listener = stage.subscriber("not/heard")
+        frame = speaker.send("not/heard")
         assert listener.heard.wait_frames(1) == [frame]
 
     def test_every_subscriber_of_a_publisher_gets_every_frame(self, stage: Stage) -> None:

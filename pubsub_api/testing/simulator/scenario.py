@@ -147,10 +147,10 @@ class Scenario:
                 settings,
                 verify_after_reconnect=not self.network.is_broker,
                 scopes_max=2 if self.network.is_broker else 0,  # few, so that both dividing and joining happen
+                history=history,
             ),
             name=name,
             filters=sorted(filters) if len(self.topics) <= 20 else ["#"],
-            history=history,
         ).start()
 
     def draw_filter(self) -> str:

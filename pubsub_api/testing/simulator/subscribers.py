@@ -12,7 +12,7 @@ from pubsub_api.core.events import decode_events
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.testing.simulator.network import SimulatedLink
 from pubsub_api.testing.simulator.publishers import TICK_S
@@ -40,7 +40,6 @@ class SimSubscriber:
         *,
         name: str,
         filters: list[str],
-        history: History | None,
     ) -> None:
         world = self.world = scenario.world
         self.network, self.oracle = scenario.network, scenario.oracle
@@ -49,11 +48,11 @@ class SimSubscriber:
         self.is_frozen = False
         self.is_slow = False
         self._is_draining = False
-        self.has_history = history is not None
+        self.has_history = settings.history is not None
         self._consume_s = world.between(*scenario.profile.consume_s)
         self._guid = world.random.randbytes(frames.GUID_BYTES)
         self.core = scenario.cores.subscriber(
-            settings, filters, guid=self._guid, now=world.now, jitter=world.random.random, history=history
+            settings, filters, guid=self._guid, now=world.now, jitter=world.random.random
         )
         self._in_effect = FilterSet(filters)
         """Filters that are in effect at the transport."""

@@ -17,8 +17,8 @@ import enum
 
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.leases import LeaseWrites
+from shared_subscriptions.core import coding
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
 
@@ -41,7 +41,7 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     """What messages to and from it are signed with."""
     beat: int = 0
     is_vacant: bool = False
-    """The leader has resigned: anybody may claim the record at once."""
+    """The leader has resigned: any process may claim the record at once."""
     leases: tuple[str, ...] = ()
     """Borrowers that hold leases of a leader that resigned."""
     incarnation: str = ""
@@ -76,20 +76,8 @@ class Claim:
     """With it, delete the record of that name if it still has that version."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(LeaderRecord).decode
-
-
-def encode(record: LeaderRecord) -> bytes:
-    return _encode(record)
-
-
-def decode(value: bytes) -> LeaderRecord:
-    """Raises UndecodableBody."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a leader's record cannot be decoded: {error}") from error
+encode = coding.encode
+decode = coding.decoder(LeaderRecord, "a leader's record")
 
 
 class Candidate:
@@ -98,7 +86,7 @@ class Candidate:
     ``me`` states the identity, unique to this candidate, and where it is reached.
     """
 
-    def __init__(self, me: LeaderRecord, settings: LeaseSettings, *, may_lead: bool = True) -> None:
+    def __init__(self, me: LeaderRecord, settings: LeaseSettings) -> None:
         self.role = CandidateRole.WATCHING
         self.leader: LeaderRecord | None = None
         """The leader that the record names, as far as this process knows; None when there is none."""
@@ -110,7 +98,6 @@ class Candidate:
         self.sign_of_life: ProcessLease | None = None
         """The lease of the process that ``me`` names; set it before `claim`."""
         self._settings = settings
-        self._may_lead = may_lead
         self._writes = LeaseWrites()
         self._lease_version = 0
         self._seen_at = float("-inf")
@@ -152,7 +139,7 @@ class Candidate:
 
     def wants_to_claim(self, now: float) -> bool:
         """Whether there is no leader, or it has been silent for the claim time."""
-        if self.role is not CandidateRole.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
+        if self.role is not CandidateRole.WATCHING or self._seen_at == float("-inf"):
             return False
         return self.leader is None or now >= self._seen_at + self._settings.claim_time_s
 

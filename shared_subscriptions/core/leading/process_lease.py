@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.leases import LeaseWrites
+from shared_subscriptions.core.coding import decoder, encode
 
 
 class SignOfLife(msgspec.Struct, frozen=True):
@@ -22,16 +22,7 @@ class SignOfLife(msgspec.Struct, frozen=True):
     """When it was written, by the process's clock: for people to read.  Nothing is decided by it."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(SignOfLife).decode
-
-
-def decode(value: bytes) -> SignOfLife:
-    """Raises UndecodableBody."""
-    try:
-        return _decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"a sign of life cannot be decoded: {error}") from error
+decode = decoder(SignOfLife, "a sign of life")
 
 
 class ProcessLease:
@@ -63,7 +54,7 @@ class ProcessLease:
     def renewal(self, now: float, renewed_ns: int = 0) -> tuple[str, bytes, int]:
         """The name of the record, what to write, and the version that it must still have."""
         self._beat += 1
-        value = _encode(SignOfLife(self._beat, renewed_ns))
+        value = encode(SignOfLife(self._beat, renewed_ns))
         self._writes.begin(value, now)
         return self.name, value, self.version
 

@@ -233,9 +233,6 @@ class QueueLeader(Leader):
             self._reassign_at = min(self._reassign_at, now)
         super().poll(now)
 
-    def _is_overdue(self, partition: Partition, now: float) -> bool:  # noqa: ARG002
-        return False  # what is left of a portion keeps no member waiting
-
     def _is_ended(self, partition: Partition) -> bool:  # noqa: ARG002
         return False  # there is nothing to hand out from then on, and nothing to take back
 

@@ -100,7 +100,7 @@ class Oracle:
             is_ours = place.owns(event) and event.offset >= self._position(place.shard, progress.generation)
             if is_ours and event.offset in done and key not in self.acked:
                 raise Violation(
-                    f"L5: partition {number} was stored with {event.offset} done, which nobody acknowledged"
+                    f"L5: partition {number} was stored with {event.offset} done, which no program acknowledged"
                 )
 
     def _position(self, shard: int, generation: int) -> int:

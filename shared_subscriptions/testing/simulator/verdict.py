@@ -125,7 +125,7 @@ def check_poison(scenario: Scenario) -> None:
         if count > DELIVERY.attempts_max or (shard, offset) not in oracle.letters:
             raise Violation(f"L18: {offset} of shard {shard} killed {count} processes")
     if oracle.letters - poison and len(oracle.crashed_at) < DELIVERY.attempts_max:
-        raise Violation(f"L18: parked without having killed anybody: {sorted(oracle.letters - poison)}")
+        raise Violation(f"L18: parked without having killed a process: {sorted(oracle.letters - poison)}")
 
 
 def check_no_duplicates(scenario: Scenario) -> None:

@@ -20,7 +20,15 @@ from pubsub_api.driver import Connected, Disconnected
 from pubsub_api.errors import LimitReached
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.frames import header
-from tests.helpers.longpoll_ends import QUICK, URL, BlockedReceiver, Ends, ends  # noqa: F401
+from tests.helpers.longpoll_ends import (  # noqa: F401
+    QUICK,
+    URL,
+    BlockedReceiver,
+    Ends,
+    counters_of,
+    ends,
+    state_of,
+)
 from tests.helpers.nodes import PublisherNode, SubscriberNode, unexplained
 from tests.helpers.paths import ROOT
 from tests.helpers.servers import free_port
@@ -55,15 +63,15 @@ def test_a_subscriber_has_one_connection_whatever_it_subscribes_to(ends: Ends) -
     for _, heard in listeners:
         heard.wait_frame(frame)
     assert established(publisher.address) == 3
-    assert publisher.statistics().sessions == 3
-    wait_until(lambda: publisher.statistics().subscriptions == 15_003, 20, "the last filters")
+    assert state_of(publisher).sessions == 3
+    wait_until(lambda: state_of(publisher).subscriptions == 15_003, 20, "the last filters")
 
 
 def test_commands_go_in_batches(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
     filters = [f"k/{number}" for number in range(5000)]
     subscriber, _ = ends.subscriber(publisher.address, *filters, url=f"{URL}?connect_timeout=60")
-    [counters] = subscriber.statistics().values()
+    [counters] = counters_of(subscriber)
     assert (counters.batches, counters.commands, counters.sessions) == (3, 5000, 1)
 
 
@@ -72,7 +80,7 @@ def test_a_burst_arrives_in_few_answers(ends: Ends) -> None:  # noqa: F811
     subscriber, heard = ends.subscriber(publisher.address, "t")
     sent = ends.send(publisher, "t", 3000)
     assert heard.wait_frames(3000) == sent
-    [counters] = subscriber.statistics().values()
+    [counters] = counters_of(subscriber)
     assert counters.polls < 300
     assert counters.frames == 3000
 
@@ -84,7 +92,7 @@ def test_limits_of_the_publisher_refuse_and_the_subscriber_tries_again(
     publisher = ends.publisher(URL)
     first, _ = ends.subscriber(publisher.address, "t")
     _, waiting = ends.subscriber(publisher.address, "t", is_awaited=False)
-    wait_until(lambda: publisher.statistics().counters.refused >= 2, 20, "two refusals")
+    wait_until(lambda: state_of(publisher).counters.refused >= 2, 20, "two refusals")
     assert waiting.links == []
     first.close()
     waiting.wait_connected(publisher.address)
@@ -104,11 +112,10 @@ def test_a_frame_that_grpc_cannot_carry_is_refused(ends: Ends, monkeypatch: pyte
 def test_a_subscriber_that_leaves_is_freed_at_once(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
     subscriber, _ = ends.subscriber(publisher.address, "a", "b/#")
-    assert publisher.statistics().subscriptions == 2
+    assert state_of(publisher).subscriptions == 2
     subscriber.close()
-    statistics = publisher.statistics()
+    statistics = state_of(publisher)
     assert (statistics.sessions, statistics.subscriptions) == (0, 0)
-    assert statistics.counters.sessions_left == 1
 
 
 def test_a_killed_subscriber_is_freed_in_time(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -116,12 +123,12 @@ def test_a_killed_subscriber_is_freed_in_time(ends: Ends, monkeypatch: pytest.Mo
     publisher = ends.publisher(f"{URL}?{QUICK}")
     with ChildProcess("subscriber", f"{URL}?{QUICK}", publisher.address, "t", "u/#") as child:
         child.receive()
-        wait_until(lambda: publisher.statistics().subscriptions == 2, 60, "the session, if need be once more")
+        wait_until(lambda: state_of(publisher).subscriptions == 2, 60, "the session, if need be once more")
         ends.send(publisher, "t", 10)
         child.kill()
         ends.send(publisher, "t", 10)
-    wait_until(lambda: publisher.statistics().sessions == 0, 30, "the death to be noticed")
-    statistics = publisher.statistics()
+    wait_until(lambda: state_of(publisher).sessions == 0, 30, "the death to be noticed")
+    statistics = state_of(publisher)
     assert (statistics.subscriptions, statistics.mailbox_bytes) == (0, 0)
     assert statistics.counters.sessions_dead >= 1
 
@@ -138,11 +145,11 @@ def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends, m
 
         wait_until(lambda: hears_after(0), 60, "the first frames")
         child.stop()
-        wait_until(lambda: publisher.statistics().sessions == 0, 60, "its supposed death")
-        assert publisher.statistics().counters.sessions_dead >= 1
+        wait_until(lambda: state_of(publisher).sessions == 0, 60, "its supposed death")
+        assert state_of(publisher).counters.sessions_dead >= 1
         unheard = {header(frame).first for frame in ends.send(publisher, "t", 5)}
         child.resume()
-        wait_until(lambda: publisher.statistics().sessions == 1, 60, "its new session")
+        wait_until(lambda: state_of(publisher).sessions == 1, 60, "its new session")
         wait_until(lambda: hears_after(max(unheard)), 60, "frames of the new session")
         numbers = child.ask(heard="t")["numbers"]
         assert numbers == sorted(set(numbers))
@@ -154,10 +161,10 @@ def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends, monkeypatch: pyt
     monkeypatch.setattr("heliograph_drivers.pubsub.longpoll.config.POLLS_PER_TIMEOUT", 1200)
     publisher = ends.publisher(f"{URL}?link_timeout=60")
     subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?link_timeout=60")
-    wait_until(lambda: publisher.statistics().counters.polls > 30, 30, "thirty polls without mail")
+    wait_until(lambda: state_of(publisher).counters.polls > 30, 30, "thirty polls without mail")
     assert heard.links == [Connected(publisher.address)]
-    assert publisher.statistics().counters.sessions_dead == 0
-    [counters] = subscriber.statistics().values()
+    assert state_of(publisher).counters.sessions_dead == 0
+    [counters] = counters_of(subscriber)
     assert (counters.sessions, counters.failures) == (1, 0)
 
 
@@ -174,7 +181,7 @@ def test_a_frozen_publisher_is_noticed_and_its_session_resumed(ends: Ends) -> No
         child.ask(send="t", count=3, size=10)
         numbers = [header(frame).first for frame in heard.wait_frames(6)]
         assert numbers == [1, 2, 3, 4, 5, 6]
-        [counters] = subscriber.statistics().values()
+        [counters] = counters_of(subscriber)
         assert counters.sessions == 1, "the same session"
         assert counters.resumed >= 1
 
@@ -207,10 +214,10 @@ def test_a_slow_receiver_holds_up_its_mailbox_and_loses_nothing(ends: Ends) -> N
     for _ in range(20):
         sent += ends.send(publisher, "t", 10, 10_000)
         witness.wait_frames(len(sent))
-    assert publisher.statistics().mailbox_bytes > 1_000_000
+    assert state_of(publisher).mailbox_bytes > 1_000_000
     heard.gate.set()
     assert heard.wait_frames(200) == sent
-    assert publisher.statistics().counters.resets == 0
+    assert state_of(publisher).counters.resets == 0
 
 
 def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
@@ -223,7 +230,7 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
     for number in range(40):
         ends.send(publisher, "t", 10, 10_000)
         witness.wait_frames(10 * (number + 1))
-    statistics = publisher.statistics()
+    statistics = state_of(publisher)
     assert statistics.counters.resets >= 1
     assert statistics.mailbox_frames <= 200
     heard.gate.set()
@@ -232,7 +239,7 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
     kinds = [type(report) for report in heard.links]
     assert kinds[:3] == [Connected, Disconnected, Connected]
     assert any("too many frames" in getattr(report, "reason", "") for report in heard.links)
-    assert [counters.resets for counters in subscriber.statistics().values()] >= [1]
+    assert [counters.resets for counters in counters_of(subscriber)] >= [1]
     assert witness.links == [Connected(publisher.address)], "nobody else is concerned"
     assert any("reads too slowly" in record.getMessage() for record in caplog.records)
 
@@ -242,7 +249,7 @@ def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends) -> None:  # noqa
     _, heard = ends.subscriber(publisher.address, "t")
     sent = ends.send(publisher, "t", 2000)
     assert heard.wait_frames(2000) == sent
-    assert publisher.statistics().counters.resets == 0
+    assert state_of(publisher).counters.resets == 0
 
 
 def test_a_reset_subscriber_is_repaired(ends: Ends) -> None:  # noqa: F811
@@ -328,7 +335,7 @@ def test_the_polls_of_a_link_are_carried_by_one_call(ends: Ends, monkeypatch: py
     subscriber, heard = ends.subscriber(publisher.address, "t")
     for _ in range(20):
         heard.wait_frame(ends.send(publisher, "t")[0])
-    [counters] = subscriber.statistics().values()
+    [counters] = counters_of(subscriber)
     assert (len(calls), counters.failures) == (1, 0)
     assert counters.polls > 20
 
@@ -350,7 +357,7 @@ def test_a_publisher_may_end_the_call_after_any_answer(ends: Ends, monkeypatch: 
     subscriber, heard = ends.subscriber(publisher.address, "t")
     for _ in range(20):
         heard.wait_frame(ends.send(publisher, "t")[0])
-    [counters] = subscriber.statistics().values()
+    [counters] = counters_of(subscriber)
     assert (counters.failures, counters.sessions, heard.links) == (0, 1, [Connected(publisher.address)])
     assert len(calls) > 1
 
@@ -406,7 +413,7 @@ def test_garbage_is_refused_and_harms_nobody(ends: Ends) -> None:  # noqa: F811
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert list(channel.unary_stream("/heliograph.longpoll.v1/Ask")(b"garbage", timeout=60)) == [b"\x00"]
     heard.wait_frame(ends.send(publisher, "t")[0])
-    assert publisher.statistics().sessions == 1
+    assert state_of(publisher).sessions == 1
 
 
 def test_text_that_is_none_is_refused_like_other_garbage_and_writes_no_log(

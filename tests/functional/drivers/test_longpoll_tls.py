@@ -10,7 +10,7 @@ import pubsub_api
 from pubsub_api.driver import Connected
 from pubsub_api.testing.fast_conf import fast_conf
 from tests.functional.conftest import event
-from tests.helpers.longpoll_ends import URL, Ends, ends  # noqa: F401
+from tests.helpers.longpoll_ends import URL, Ends, counters_of, ends, state_of  # noqa: F401
 from tests.helpers.paths import TLS
 from tests.helpers.waiting import wait_until
 
@@ -55,7 +55,7 @@ def test_who_has_no_right_to_stays_out_and_is_told_why_once(
         )
         wait_until(lambda: _failures(subscriber) >= 3, 60, "three attempts")
     assert heard.links == []
-    assert publisher.statistics().sessions == 0
+    assert state_of(publisher).sessions == 0
     assert len([record for record in caplog.records if record.name == LOGGER]) == 1
     friend = f"{CA}&{CLIENT}" if publishes else ""
     _, welcome = ends.subscriber(publisher.address, "t", url=f"{URL}?{friend}")
@@ -64,7 +64,7 @@ def test_who_has_no_right_to_stays_out_and_is_told_why_once(
 
 
 def _failures(subscriber: object) -> int:
-    return sum(counters.failures for counters in subscriber.statistics().values())  # type: ignore[attr-defined]
+    return sum(counters.failures for counters in counters_of(subscriber))
 
 
 def test_a_session_with_certificates_on_both_sides() -> None:

@@ -126,6 +126,6 @@ def test_the_command_says_what_was_given_up(
     assert main(["log", "verify", "--log", url]) == 1
     assert "--give-up-damaged" in capsys.readouterr().out.replace("\n", "")
     assert main(["log", "repair", "--log", url, "--give-up-damaged"]) == 0
-    assert "gave up 50 offsets of what was damaged" in capsys.readouterr().out
+    assert "gave up 50 offsets that were damaged" in capsys.readouterr().out
     assert main(["log", "verify", "--log", url]) == 0
     assert HOLE in capsys.readouterr().out

@@ -121,8 +121,8 @@ def event(key: str) -> Event:
 def test_publish_reaches_subscribe(url: str) -> None:
     """Both as commands; the subscriber says when it is ready, and the publisher's input comes after that."""
     with (
-        Command("publish", "--stdin", "--url", url, "--wait", "0", "--json", has_stdin=True) as sent,
-        Command("subscribe", "tenant-7/#", "--url", url, "--count", "3", "--json") as heard,
+        Command("publish", "--stdin", "--bus", url, "--wait", "0", "--json", has_stdin=True) as sent,
+        Command("subscribe", "tenant-7/#", "--bus", url, "--count", "3", "--json") as heard,
     ):
         assert heard.next_record()["resync"]["reason"] == "initial"
         for number in (1, 2, 3):
@@ -146,8 +146,8 @@ def test_repeated_events_are_numbered(url: str) -> None:
     arguments = (
         "--topic", "t", "--table", "x", "--key", "k{n}", "--repeat", "3", "--version", "7", "--header", "a=b=c",
     )  # fmt: skip
-    with Command("publish", "--url", url, *arguments, "--wait", "0", "--linger", "86400") as sent:
-        heard = run("subscribe", "t", "--url", url, "--history", "all", "--count", "3", "--json")
+    with Command("publish", "--bus", url, *arguments, "--wait", "0", "--linger", "86400") as sent:
+        heard = run("subscribe", "t", "--bus", url, "--history", "all", "--count", "3", "--json")
         assert heard.process.returncode == exits.OK, heard.errors
         sent.process.send_signal(signal.SIGTERM)
         assert sent.wait() == exits.INTERRUPTED
@@ -163,7 +163,7 @@ def test_subscribe_prints_history_for_people(url: str, publisher: pubsub_api.Pub
     publisher.send_events([traced, event("p\x1b[31m2")])
     publisher.flush(timeout_s=PATIENCE_S)
     heard = run(
-        "subscribe", "tenant-7/port", "--url", url, "--history", "all", "--count", "2", "--timeout", str(PATIENCE_S),
+        "subscribe", "tenant-7/port", "--bus", url, "--history", "all", "--count", "2", "--timeout", str(PATIENCE_S),
         "--statistics",
     )  # fmt: skip
     assert heard.process.returncode == exits.OK, heard.errors
@@ -177,7 +177,7 @@ def test_subscribe_prints_history_for_people(url: str, publisher: pubsub_api.Pub
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_subscribe(url: str, publisher: pubsub_api.Publisher, number: signal.Signals) -> None:
-    with Command("subscribe", "#", "--url", url, "--json", "--statistics") as heard:
+    with Command("subscribe", "#", "--bus", url, "--json", "--statistics") as heard:
         assert "resync" in heard.next_record()
         heard.process.send_signal(number)
         assert heard.wait() == exits.INTERRUPTED
@@ -186,7 +186,7 @@ def test_a_signal_ends_subscribe(url: str, publisher: pubsub_api.Publisher, numb
 
 
 def test_subscribe_ends_when_nobody_reads_it(url: str, publisher: pubsub_api.Publisher) -> None:
-    command = [sys.executable, "-m", "heliograph", "subscribe", "#", "--url", url]
+    command = [sys.executable, "-m", "heliograph", "subscribe", "#", "--bus", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as heard:
         assert heard.stdout is not None
         assert heard.stderr is not None
@@ -213,13 +213,13 @@ def test_output_that_cannot_be_written() -> None:
 
 
 def test_subscribe_without_anybody_to_listen_to(url: str) -> None:
-    heard = run("subscribe", "#", "--url", url, "--timeout", "0.2")
+    heard = run("subscribe", "#", "--bus", url, "--timeout", "0.2")
     assert heard.process.returncode == exits.ENVIRONMENT
     assert "no publisher or server was reached within 0.2 s" in heard.errors
 
 
 def test_publish_where_somebody_else_publishes(url: str, publisher: pubsub_api.Publisher) -> None:
-    sent = run("publish", "--url", url, "--topic", "t", "--table", "x", "--key", "k")
+    sent = run("publish", "--bus", url, "--topic", "t", "--table", "x", "--key", "k")
     assert sent.process.returncode == exits.ENVIRONMENT
     assert "one process per address can publish" in sent.errors
 
@@ -228,7 +228,7 @@ def test_publish_without_a_server() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{holder.getsockname()[1]}"
-        sent = run("publish", "--url", url, "--topic", "t", "--table", "x", "--key", "k")
+        sent = run("publish", "--bus", url, "--topic", "t", "--table", "x", "--key", "k")
     assert sent.process.returncode == exits.ENVIRONMENT
     assert "the server cannot be reached" in sent.errors
     assert "perhaps none reached a subscriber" in sent.errors
@@ -237,7 +237,7 @@ def test_publish_without_a_server() -> None:
 
 
 def test_cache_keeps_what_passes(url: str, publisher: pubsub_api.Publisher) -> None:
-    arguments = ("--listen", publisher.address, "--url", f"{url}-cache", "--report", "0.2", "--json")
+    arguments = ("--listen", publisher.address, "--bus", f"{url}-cache", "--report", "0.2", "--json")
     with Command("cache", "--topics", "tenant-7/#", *arguments) as cache:
         assert cache.next_record() == {"address": f"{publisher.address}-cache"}
 
@@ -292,7 +292,7 @@ def own_url() -> str:
 
 @pytest.mark.parametrize("driver", ["zmq", pytest.param("memory", marks=pytest.mark.chaos)])
 def test_demo_proves_its_point(driver: str) -> None:
-    where = ("--url", own_url()) if driver == "zmq" else ("--driver", driver)
+    where = ("--bus", own_url()) if driver == "zmq" else ("--driver", driver)
     demo = run("demo", "--seconds", "3", "--controllers", "2", "--writers", "2", *where, "--json")
     assert demo.process.returncode == exits.OK, demo.errors
     outcome = json.loads(demo.out[0])
@@ -306,7 +306,7 @@ def test_demo_proves_its_point(driver: str) -> None:
 def test_demo_for_people(tmp_path: pathlib.Path) -> None:
     picture = tmp_path / "demo.svg"
     demo = run(
-        "demo", "--seconds", "1", "--controllers", "1", "--rate", "50", "--url", own_url(), "--svg", str(picture)
+        "demo", "--seconds", "1", "--controllers", "1", "--rate", "50", "--bus", own_url(), "--svg", str(picture)
     )
     assert demo.process.returncode == exits.OK, demo.errors
     shown = "".join(demo.out)

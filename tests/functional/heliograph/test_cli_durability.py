@@ -95,6 +95,6 @@ def test_the_service_from_its_start_to_its_end(
 
 
 def test_without_a_service_the_command_says_so() -> None:
-    shown = run("durability", "status", "--timeout", "0.5", "--url", f"zmq://127.0.0.1:{free_port()}")
+    shown = run("durability", "status", "--timeout", "0.5", "--bus", f"zmq://127.0.0.1:{free_port()}")
     assert shown.process.returncode == exits.ENVIRONMENT
     assert "no durability service answered" in shown.errors

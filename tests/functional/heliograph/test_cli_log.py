@@ -194,7 +194,7 @@ def test_a_recorder_process_records_until_it_is_interrupted(url: str) -> None:
         publisher = session.publisher()
         port = publisher.address.rpartition(":")[2]
         bus = f"zmq://127.0.0.1:{port}"
-        with Command("log", "record", "tenant-7/#", "--log", url, "--url", bus, "--json") as command:
+        with Command("log", "record", "tenant-7/#", "--log", url, "--bus", bus, "--json") as command:
             wait_until(lambda: command.out, 60, "the recorder to start")
             for number in range(1, 101):
                 publisher.send_event(event(number))
@@ -211,7 +211,7 @@ def test_a_recorder_process_ends_when_its_log_is_not_there_any_more(tmp_path: pa
     with RedisServer() as server, pubsub_api.open("zmq://127.0.0.1:0") as session:
         url = f"{server.address}?segment_directory={tmp_path}"
         publisher = session.publisher()
-        arguments = ["tenant-7/#", "--log", url, "--url", f"zmq://127.0.0.1:{publisher.address.rpartition(':')[2]}"]
+        arguments = ["tenant-7/#", "--log", url, "--bus", f"zmq://127.0.0.1:{publisher.address.rpartition(':')[2]}"]
         if notices == "recorder":
             arguments.append("--no-maintenance")
         with Command("log", "record", *arguments) as command:
@@ -236,7 +236,7 @@ def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
     with contextlib.closing(durable_log.open(url)) as log, contextlib.closing(bus):
         recorder = Recorder(bus.session(), log, ["#"], addresses=[publisher.address])
         recorder.wait_ready(timeout_s=60)
-        arguments = ("--listen", publisher.address, "--url", f"zmq://127.0.0.1:{free_port()}", "--log", url, "--json")
+        arguments = ("--listen", publisher.address, "--bus", f"zmq://127.0.0.1:{free_port()}", "--log", url, "--json")
         with recorder, Command("cache", "--topics", "nothing-that-is-sent", TOPIC, *arguments) as cache:
             address = json.loads(wait_until(lambda: cache.out and cache.out[0], 60, "the cache to start"))["address"]
             session = bus.session(

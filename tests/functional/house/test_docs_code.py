@@ -1,7 +1,8 @@
 """The programs in the documentation and in ``examples`` run, and the driver that it writes passes the whole suite.
 
-A block of Python is a program of its own.  So that programs meet neither each other nor a server of the machine, ports
-and directories that the text names are replaced: see `private`.
+A block of Python is a program of its own; those that start Spark run in `./run chaos`, and in `tests.spark.test_pages`
+always.  So that programs meet neither each other nor a server of the machine, ports and directories that the text names
+are replaced: see `private`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 
 import pytest
 
-from tests.helpers import documents
+from tests.helpers import documents, warm_processes
 from tests.helpers.documents import Block
 from tests.helpers.paths import ROOT
 from tests.helpers.servers import RedisServer, free_port
@@ -60,37 +61,51 @@ def private(text: str, request: pytest.FixtureRequest, directory: pathlib.Path) 
     return text.replace("/run/unixgram", f"{directory}/bus").replace("sqlite:///tmp/", f"sqlite://{directory}/")
 
 
-def run(arguments: list[str], directory: pathlib.Path) -> str:
-    """Run a program to its end in a directory that is also on its import path; return what it printed."""
-    environment = {
+def environment_in(directory: pathlib.Path) -> dict[str, str]:
+    return {
         **os.environ,
         "PYTHONPATH": str(directory),
         "XDG_CACHE_HOME": str(directory / "cache"),
         "JDK_JAVA_OPTIONS": SMALL_JAVA,
     }
+
+
+def run(arguments: list[str], directory: pathlib.Path) -> str:
+    """Run a program to its end in a directory that is also on its import path; return what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+        cwd=directory, env=environment_in(directory), capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
+def run_program(program: pathlib.Path, directory: pathlib.Path, *arguments: str) -> str:
+    """The same for a program of one file, with what is not ours imported already."""
+    return warm_processes.run_program(
+        program, *arguments, directory=directory, environment=environment_in(directory), timeout_s=RUN_TIMEOUT_S
+    )
+
+
 @pytest.mark.parametrize(
     "block",
-    [block for block in documents.blocks("python") if block.title not in (*DRIVER_FILES, TUTORIAL_FILE)],
-    ids=str,
+    [
+        pytest.param(block, marks=[pytest.mark.chaos] if block.starts_spark else [], id=str(block))
+        for block in documents.blocks("python")
+        if block.title not in (*DRIVER_FILES, TUTORIAL_FILE)
+    ],
 )
 def test_program(block: Block, request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(private(block.text, request, tmp_path))
-    run([str(program)], tmp_path)
+    run_program(program, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
 def test_example(name: str, expected: str, tmp_path: pathlib.Path) -> None:
     url = [f"zmq://127.0.0.1:{free_port()}"] if "URL" in documents.read(f"examples/{name}") else []
-    assert expected in run([str(ROOT / "examples" / name), *url], tmp_path)
+    assert expected in run_program(ROOT / "examples" / name, tmp_path, *url)
 
 
 def test_every_example_is_run() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nb_api import CacheChange, LocalCache, NbApi, Updated, Verification
-from nb_api.core.copy.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject, pack
 from nb_api.db_api import Change
 from nb_api.errors import CopyUnsettled
 from nb_api.loading import open_db
@@ -124,7 +124,7 @@ def test_a_flipped_value_is_found_shown_and_repaired(nb: NbApi, caplog: pytest.L
     fill(nb)
     with synced(nb) as cache:
         right = cache.get("port", "k4")
-        damage(cache, "port", "k4", CachedObject(right.version, right.topic, {**right.value, "n": True}))
+        damage(cache, "port", "k4", CachedObject(right.version, right.topic, pack({**right.value, "n": True})))
         with caplog.at_level(logging.ERROR):
             found = verify(cache)
         (one,) = found.differences
@@ -150,11 +150,11 @@ def test_every_kind_of_difference_is_found_and_repaired(nb: NbApi) -> None:
         def lose() -> list[Any]:  # as if an event had been lost, and another never told
             objects = core._objects
             entries = objects.tables["port"]
-            objects.put(entries, "port", "k0", entries["k0"], CachedObject(old.version, TOPIC, old.value), [])
+            objects.put(entries, "port", "k0", entries["k0"], CachedObject(old.version, TOPIC, pack(old.value)), [])
             objects.remove("port", "k2", 0, [])
-            objects.put(entries, "port", "ghost", None, CachedObject(7 << 20, TOPIC, 1), [])
+            objects.put(entries, "port", "ghost", None, CachedObject(7 << 20, TOPIC, pack(1)), [])
             held = entries["k6"]
-            objects.put(entries, "port", "k6", held, CachedObject(held.version, "nowhere", held.value), [])
+            objects.put(entries, "port", "k6", held, CachedObject(held.version, "nowhere", pack(held.value)), [])
             return []
 
         cache.change(lose)
@@ -179,7 +179,7 @@ def test_consumers_are_told_of_a_repair(nb: NbApi) -> None:
         told: list[CacheChange] = []
         cache.subscribe(told.extend)
         right = cache.get("port", "k4")
-        damage(cache, "port", "k4", CachedObject(right.version, right.topic, None))
+        damage(cache, "port", "k4", CachedObject(right.version, right.topic, pack(None)))
         verify(cache)
         wait_until(lambda: any(isinstance(one, Updated) and one.object == right for one in told))
 
@@ -233,7 +233,7 @@ def test_selections_by_topic_and_by_field(nb: NbApi) -> None:
             if found.objects:
                 table, key = next(iter(contents(cache)))
                 held = cache.get(table, key)
-                damage(cache, table, key, CachedObject(held.version, held.topic, {**held.value, "n": "flipped"}))
+                damage(cache, table, key, CachedObject(held.version, held.topic, pack({**held.value, "n": "flipped"})))
                 assert kinds(verify(cache)) == {key: "value"}, settings
 
 
@@ -244,7 +244,7 @@ def test_an_object_that_left_the_selection_unseen_is_surplus(nb: NbApi) -> None:
         version = nb.update("port", "k0", {"host": "h1"})
         cache.wait_version("port", "k0", version, timeout_s=WAIT_S)
         settle(nb)
-        damage(cache, "port", "k0", CachedObject(right.version, right.topic, right.value))
+        damage(cache, "port", "k0", CachedObject(right.version, right.topic, pack(right.value)))
         assert kinds(verify(cache)) == {"k0": "surplus"}
         assert ("port", "k0") not in contents(cache)
 
@@ -401,7 +401,7 @@ def test_a_cache_verifies_itself(nb: NbApi) -> None:
     fill(nb)
     with synced(nb, verify_interval_s=0.05) as cache:
         right = cache.get("port", "k4")
-        damage(cache, "port", "k4", CachedObject(right.version, right.topic, None))
+        damage(cache, "port", "k4", CachedObject(right.version, right.topic, pack(None)))
         wait_until(lambda: cache.statistics().verify.repaired == 1)
         assert cache.get("port", "k4") == right
 
@@ -424,12 +424,12 @@ def test_values_of_a_large_copy_are_compared_in_turns(nb: NbApi, monkeypatch: py
     fill(nb, 400)
     with synced(nb) as cache:
         right = cache.get("port", "k4")
-        damage(cache, "port", "k4", CachedObject(right.version, right.topic, None))
+        damage(cache, "port", "k4", CachedObject(right.version, right.topic, pack(None)))
         rounds = [verify(cache) for _ in range(4)]
         assert all(found.values < 400 and found.objects == 400 for found in rounds)
         assert sum(found.values for found in rounds) == 400
         assert [kinds(found) for found in rounds if found.differences] == [{"k4": "value"}]
-        damage(cache, "port", "k6", CachedObject(cache.get("port", "k6").version, right.topic, None))
+        damage(cache, "port", "k6", CachedObject(cache.get("port", "k6").version, right.topic, pack(None)))
         assert kinds(verify(cache, is_thorough=True)) == {"k6": "value"}
 
 
@@ -439,7 +439,7 @@ def test_many_differences_are_repaired_by_reading_everything(nb: NbApi, monkeypa
     with synced(nb) as cache:
         for number in range(0, 40, 2):
             right = cache.get("port", f"k{number}")
-            damage(cache, "port", right.key, CachedObject(right.version, right.topic, None))
+            damage(cache, "port", right.key, CachedObject(right.version, right.topic, pack(None)))
         found = verify(cache)
         assert len(found.differences) == 20
         assert sum(one.is_repaired for one in found.differences) == 5

@@ -202,7 +202,7 @@ def test_status_asks_the_service(host: Host) -> None:
         service.intake.stop(drain_timeout_s=0)
         code, printed = status(host)
         assert code == 1
-        assert "not well" in printed
+        assert "not healthy" in printed
 
 
 def test_status_without_a_service_shows_the_database(host: Host) -> None:
@@ -235,7 +235,7 @@ def test_status_names_what_the_elected_service_has_no_thread_for_until_it_has_on
         code, printed = status(host, "--json")
         assert code == 1
         (problem,) = json.loads(printed)["problems"]
-        assert "heliograph-sweeper does not run" in problem
+        assert "does not run in the elected service: heliograph-sweeper" in problem
         has_room.set()
         wait_until(lambda: not service.report()["database"]["undone"], START_S, "the sweeper to be started after all")
         assert status(host)[0] == 0

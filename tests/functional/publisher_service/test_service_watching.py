@@ -64,6 +64,7 @@ def watching(db: DbApi, publisher: ChangePublisher, *, name: str = "w") -> Itera
         yield watcher
     finally:
         thread.stop()
+        watcher.note_end()
 
 
 def noted(db: DbApi) -> bool:

@@ -196,7 +196,8 @@ def test_a_standby_hears_until_whoever_leads_next_records(
         wait_until(lambda: standing.statistics().standing_by, PATIENCE_S, "a standby")
         standing.wait_ready(timeout_s=PATIENCE_S)
         if follower == "another":
-            standing._memberships.groups["billing"].leading.candidate._may_lead = False
+            candidate = standing._memberships.groups["billing"].leading.candidate
+            monkeypatch.setattr(candidate, "wants_to_claim", lambda _now: False)
             stack.enter_context(member(bus_url, log_url, [], **CALM)).wait_ready(timeout_s=PATIENCE_S)
         assert standing._recording is not None
         (standby,) = standing._recording._standbys.values()

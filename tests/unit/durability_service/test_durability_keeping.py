@@ -67,7 +67,7 @@ def test_where_nobody_may_lead_that_is_said() -> None:
     core = rig.nodes["a"].core
     assert core is not None
     assert core.without_aligner() == [SPACE.name]
-    assert any("nobody may lead" in warning for warning in rig.keeper("a").warnings)
+    assert any("no service may lead" in warning for warning in rig.keeper("a").warnings)
     rig.add("b")
     rig.start("b")
     assert core.without_aligner() == []

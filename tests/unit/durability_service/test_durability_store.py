@@ -82,9 +82,8 @@ def seen(store: SampleStore | StoreModel, buckets: int | None = None) -> dict[st
             for number, batch in batches.items()
             for each in unpack(batch)
         )
-        if one.is_complete:
-            samples = sorted(each for batch in batches.values() for each in unpack(batch))
-            found[name] = (samples, one.marks, tuple(one.filters))
+        samples = sorted(each for batch in batches.values() for each in unpack(batch))
+        found[name] = (samples, one.marks, tuple(one.filters))
     return found
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from durability_service.core.effects import Apply, Fill, Live, Restored, StoreMarks, StoreOperation
+from durability_service.core.effects import Apply, Fill, Live, StoreMarks, StoreOperation
 from durability_service.core.keeping.holding import Holding
 from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy
 from durability_service.core.sets.batches import pack, pack_buckets, unpack
@@ -393,7 +393,7 @@ def test_what_comes_by_alignment_is_written_many_buckets_at_a_time(monkeypatch: 
 def test_without_a_store_nothing_is_read() -> None:
     held = Holding(
         dataclasses.replace(ServiceSettings(node="n"), buckets=BUCKETS), NameSpace("all", frozenset({"#"})),
-        NamespacePolicy(durability=Kind.TRANSIENT), Restored(False), 0.0, BucketMemory(0),
+        NamespacePolicy(durability=Kind.TRANSIENT), None, 0.0, BucketMemory(0),
     )  # fmt: skip
     held.add(list(map(sample, range(1, 50))))
     assert len(list(held.set)) == 49

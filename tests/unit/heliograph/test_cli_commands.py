@@ -187,11 +187,11 @@ def test_bench_passes_everything_on(
 
 
 def test_publish_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["publish", "--url", "memory://cli", "--topic", "t", "--table", "port", "--key", "p{n}", "--repeat", "600"]
+    argv = ["publish", "--bus", "memory://cli", "--topic", "t", "--table", "port", "--key", "p{n}", "--repeat", "600"]
     code, [result] = run_json([*argv, "--version", "5", "--rate", "1000000"], capsys)
     assert code == exits.OK
     assert result["sent"] == 600
-    assert main.main(["publish", "--url", "memory://cli", "--topic", "t", "--table", "port", "--key", "p"]) == exits.OK
+    assert main.main(["publish", "--bus", "memory://cli", "--topic", "t", "--table", "port", "--key", "p"]) == exits.OK
     captured = capsys.readouterr()
     assert captured.out.startswith("sent 1 event in ")
     assert "a bus in memory ends at this process" in captured.err
@@ -208,13 +208,13 @@ def test_publish_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bad_header_is_refused_before_anything_is_opened(
     header: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["publish", "--url", "redis://127.0.0.1:1", "t", "v", "--header", header]) == exits.USAGE
+    assert main.main(["publish", "--bus", "redis://127.0.0.1:1", "t", "v", "--header", header]) == exits.USAGE
     assert why in capsys.readouterr().err
 
 
 def publish_lines(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    return main.main(["publish", "--stdin", "--url", "memory://cli", "--topic", "t", "--json"])
+    return main.main(["publish", "--stdin", "--bus", "memory://cli", "--topic", "t", "--json"])
 
 
 def test_publish_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_bad_line_is_named(
 
 
 def test_subscribe_ends_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["subscribe", "#", "--url", "memory://cli-quiet", "--timeout", "3", "--statistics", "--count", "1", "--json"]
+    argv = ["subscribe", "#", "--bus", "memory://cli-quiet", "--timeout", "3", "--statistics", "--count", "1", "--json"]
     assert main.main(argv) == exits.FAILED
     captured = capsys.readouterr()
     first, last = (json.loads(line) for line in captured.out.splitlines())
@@ -278,7 +278,7 @@ def test_a_line_without_end_is_refused_as_such(
 ) -> None:
     monkeypatch.setattr("heliograph.commands.bus.publish.LINE_CHARACTERS_MAX", 40)
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"topic": "t", "table": "port", "key": "' + "k" * 40))
-    assert main.main(["publish", "--stdin", "--url", "memory://endless"]) == exits.USAGE
+    assert main.main(["publish", "--stdin", "--bus", "memory://endless"]) == exits.USAGE
     assert "line 1 of the input: longer than 40 characters" in capsys.readouterr().err
 
 
@@ -292,7 +292,7 @@ def test_bench_says_which_library_is_missing() -> None:
 
 
 def test_subscribe_says_that_nobody_keeps_history(capsys: pytest.CaptureFixture[str]) -> None:
-    where = ["--url", "memory://forgetful", "--timeout", "0.1"]
+    where = ["--bus", "memory://forgetful", "--timeout", "0.1"]
     main.main(["subscribe", "t", "--durability", "persistent", *where])
     assert "no complete history yet" in capsys.readouterr().err
     main.main(["subscribe", "t", *where])

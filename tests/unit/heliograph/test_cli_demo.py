@@ -41,7 +41,7 @@ def test_without_pyzmq_it_goes_on_in_memory_and_says_so(
     plan = demo.make_plan(parsing.build_parser().parse_args(["demo"]))
     assert (plan.driver, plan.in_threads, plan.url) == ("memory", True, demo.MEMORY_URL)
     assert "needs the Python library 'zmq'; the demonstration goes on" in capsys.readouterr().err
-    assert main.main(["demo", "--url", "zmq://127.0.0.1:0"]) == exits.ENVIRONMENT
+    assert main.main(["demo", "--bus", "zmq://127.0.0.1:0"]) == exits.ENVIRONMENT
 
 
 def test_a_picture_that_could_not_be_written_is_refused_at_the_start(

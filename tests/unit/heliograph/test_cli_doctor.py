@@ -82,7 +82,7 @@ def test_spark_without_java_is_a_failure_that_names_the_extra(monkeypatch: pytes
 
 
 def test_all_is_well_on_a_bus_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    code, findings = examine(capsys, "--url", "memory://doctor", "--timeout", "30")
+    code, findings = examine(capsys, "--bus", "memory://doctor", "--timeout", "30")
     assert code == exits.OK
     assert set(statuses(findings).values()) == {"ok"}
     assert {"python", "libraries", "configuration", "driver", "server", "round trip"} <= set(findings)
@@ -102,7 +102,7 @@ def test_all_is_well_with_a_good_file(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 
 def test_findings_for_people(capsys: pytest.CaptureFixture[str], closed_port: int) -> None:
-    assert main.main(["doctor", "--url", f"redis://{LOOPBACK}:{closed_port}", "--timeout", "0.2"]) == exits.FAILED
+    assert main.main(["doctor", "--bus", f"redis://{LOOPBACK}:{closed_port}", "--timeout", "0.2"]) == exits.FAILED
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("ok       python ") for line in lines)
     [server] = [number for number, line in enumerate(lines) if line.startswith("failed   server ")]
@@ -152,7 +152,7 @@ def test_a_driver_or_a_combination_that_cannot_work(
 
 
 def test_a_url_of_an_unknown_driver(capsys: pytest.CaptureFixture[str]) -> None:
-    code, findings = examine(capsys, "--url", "carrier-pigeon://x")
+    code, findings = examine(capsys, "--bus", "carrier-pigeon://x")
     assert code == exits.FAILED
     assert "heliograph drivers" in findings["configuration"]["fix"]
 
@@ -188,7 +188,7 @@ def test_the_shipped_configuration_has_only_known_names() -> None:
 def test_an_address_with_a_publisher(capsys: pytest.CaptureFixture[str]) -> None:
     with pubsub_api.open(f"zmq://{LOOPBACK}:0") as session:
         port = session.publisher().address.rpartition(":")[2]
-        code, findings = examine(capsys, "--url", f"zmq://{LOOPBACK}:{port}", "--timeout", "30")
+        code, findings = examine(capsys, "--bus", f"zmq://{LOOPBACK}:{port}", "--timeout", "30")
     assert code == exits.OK
     assert findings["address"]["detail"].startswith(
         f"a publisher answers at {LOOPBACK}:{port}: process {os.getpid()} ("
@@ -196,7 +196,7 @@ def test_an_address_with_a_publisher(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_an_address_with_a_stranger(capsys: pytest.CaptureFixture[str], taken_port: int) -> None:
-    code, findings = examine(capsys, "--url", f"zmq://{LOOPBACK}:{taken_port}", "--timeout", "1")
+    code, findings = examine(capsys, "--bus", f"zmq://{LOOPBACK}:{taken_port}", "--timeout", "1")
     assert code == exits.FAILED
     assert findings["address"]["status"] == "failed"
     assert f"process {os.getpid()} (" in findings["address"]["detail"]
@@ -224,17 +224,17 @@ def test_a_publisher_elsewhere_that_does_not_answer(
 
 def test_a_socket_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"zmq://{tmp_path}/s"
-    code, findings = examine(capsys, "--url", url, "--timeout", "1")
+    code, findings = examine(capsys, "--bus", url, "--timeout", "1")
     assert findings["address"]["detail"].startswith("no publisher runs at ipc://")
     with pubsub_api.open(url) as session:
         session.publisher()
-        code, findings = examine(capsys, "--url", url, "--timeout", "30")
+        code, findings = examine(capsys, "--bus", url, "--timeout", "30")
     assert code == exits.OK
     assert findings["address"]["detail"].startswith("a publisher answers at ipc://")
 
 
 def test_a_server_that_is_absent(capsys: pytest.CaptureFixture[str], closed_port: int) -> None:
-    code, findings = examine(capsys, "--url", f"redis://{LOOPBACK}:{closed_port}", "--timeout", "0.5")
+    code, findings = examine(capsys, "--bus", f"redis://{LOOPBACK}:{closed_port}", "--timeout", "0.5")
     assert code == exits.FAILED
     assert statuses(findings)["server"] == "failed"
     assert statuses(findings)["round trip"] == "skipped"

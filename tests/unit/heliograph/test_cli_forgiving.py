@@ -286,17 +286,6 @@ def test_a_time_is_written_in_one_way_everywhere(words: tuple[str, ...], capsys:
     assert "2026-11-16T10:00" in errors_of(capsys, *words, "yesterday")
 
 
-@pytest.mark.parametrize("name", ["--bus", "--url"])
-@pytest.mark.parametrize("command", [("publish", "t", "1"), ("subscribe", "#"), ("doctor",)])
-def test_the_bus_has_one_name_and_its_former_one_is_understood(
-    command: tuple[str, ...], name: str, capsys: Captured
-) -> None:
-    told = errors_of(capsys, *command, name, "carrier-pigeon://x", code=1 if command == ("doctor",) else exits.USAGE)
-    assert "carrier-pigeon" in told + capsys.readouterr().out or command == ("doctor",)
-    assert main.main([command[0], "--help"]) == exits.OK
-    assert "--url" not in capsys.readouterr().out
-
-
 # -- for scripts
 
 

@@ -135,7 +135,7 @@ def test_serve_leads_and_records(url: str, tmp_path: pathlib.Path, capsys: pytes
     run(capsys, url, "declare", "billing", "tenant-7/#")
     bus = f"memory://{tmp_path.name}"
     assert (
-        main.main(["group", "serve", "billing", "--log", url, "--url", bus, "--timeout", "0.5", "--json"]) == exits.OK
+        main.main(["group", "serve", "billing", "--log", url, "--bus", bus, "--timeout", "0.5", "--json"]) == exits.OK
     )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["name"] == "billing"

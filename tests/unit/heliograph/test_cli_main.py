@@ -159,25 +159,25 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
         ["publish", "--topic", "t"],
         ["publish", "--topic", "t", "--table", "t", "--key", "k", "--value", "{"],
         ["publish", "--stdin", "--repeat", "2"],
-        ["publish", "--topic", "a/#", "--table", "t", "--key", "k", "--url", "memory://usage"],
+        ["publish", "--topic", "a/#", "--table", "t", "--key", "k", "--bus", "memory://usage"],
         ["publish", "--rate", "0"],
         ["publish", "--repeat", "-1"],
         ["publish", "--linger", "nan"],
         ["subscribe"],
-        ["subscribe", "a/#/b", "--url", "memory://usage"],
+        ["subscribe", "a/#/b", "--bus", "memory://usage"],
         ["subscribe", "#", "--history", "none"],
-        ["subscribe", "$shared/billing/#", "--url", "memory://usage"],
-        ["subscribe", "#", "--url", "memory://x", "--config-file", "y"],
+        ["subscribe", "$shared/billing/#", "--bus", "memory://usage"],
+        ["subscribe", "#", "--bus", "memory://x", "--config-file", "y"],
         ["subscribe", "#", "--config-file", "no-such-file"],
-        ["subscribe", "#", "--url", "carrier-pigeon://x"],
-        ["subscribe", "#", "--url", "just words"],
+        ["subscribe", "#", "--bus", "carrier-pigeon://x"],
+        ["subscribe", "#", "--bus", "just words"],
         ["decode", "no-such-file"],
         ["simulate", "--profile", "no-such-profile"],
         ["demo", "--driver", "carrier-pigeon"],
         ["demo", "--seconds", "0"],
         ["demo", "--controllers", "1000"],
         ["demo", "--drop", "0.9"],
-        ["cache", "--topics", "#", "--url", "zmq://127.0.0.1:0"],
+        ["cache", "--topics", "#", "--bus", "zmq://127.0.0.1:0"],
     ],
 )
 def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,7 @@ def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_error_is_one_line_with_blame_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["subscribe", "#", "--url", "carrier-pigeon://x"]) == exits.USAGE
+    assert main.main(["subscribe", "#", "--bus", "carrier-pigeon://x"]) == exits.USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("heliograph subscribe: no driver is installed under the name 'carrier-pigeon'")
     assert "[" not in line

@@ -11,7 +11,7 @@ from heliograph import exits, main
 from heliograph.pipeline import arguments
 from spark_pipeline.errors import SparkMissing
 
-JOBS: dict[str, list[str]] = {"audit": [], "compact": ["--out", "snapshot"], "replay": ["--url", "memory://replay"]}
+JOBS: dict[str, list[str]] = {"audit": [], "compact": ["--out", "snapshot"], "replay": ["--bus", "memory://replay"]}
 
 
 @pytest.fixture(autouse=True)

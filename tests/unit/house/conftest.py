@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers import code_map, source_trees
+from bench import workers
+from tests.helpers import code_map, source_trees, warm_processes
+
+
+@pytest.fixture(scope="module")
+def warm_workers() -> Iterator[None]:
+    """Processes of the benchmark begin with the product imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "_SPAWN", warm_processes.CONTEXT)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="package")

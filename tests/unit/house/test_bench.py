@@ -25,6 +25,8 @@ from bench.sinks import AuditSink, LatencySink, RepairSink, Sink
 from bench.targets import TARGETS, Check, check
 from bench.workers import Worker, WorkerFailed, usage_now
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 EVENTS = 200
 
 

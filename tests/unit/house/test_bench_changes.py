@@ -22,6 +22,8 @@ from bench.plan import Plan
 from bench.scenarios import SCENARIOS, changes
 from bench.targets import TARGETS
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 
 

@@ -8,6 +8,8 @@ from bench import catalog
 from bench.plan import Plan
 from bench.scenarios import groups
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 EVENTS = 200
 
 

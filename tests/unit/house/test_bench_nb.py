@@ -7,6 +7,8 @@ import pytest
 from bench.plan import Plan
 from bench.scenarios import commit, controller, service, sync
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 
 

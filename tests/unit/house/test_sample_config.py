@@ -12,7 +12,6 @@ from oslo_config import cfg, generator
 
 from heliograph import option_reference
 from pubsub_api import config
-from pubsub_api.runtime import removed_options
 from tests.helpers.paths import ROOT
 
 SAMPLE = ROOT / "etc" / "heliograph.conf"
@@ -43,17 +42,6 @@ def test_what_an_operator_sees_is_little_and_the_rest_is_bounded() -> None:
     options = [option for listed in option_reference.all_options().values() for option in listed]
     assert sum(not option.advanced for option in options) <= 45
     assert len(options) <= OPTIONS_MAX
-
-
-def test_an_option_that_is_gone_is_no_option() -> None:
-    known = option_reference.all_options()
-    again = [
-        f"[{group}] {name}"
-        for group, names in removed_options.REMOVED.items()
-        for name in names
-        if name in {option.dest for option in known.get(group, ())}
-    ]
-    assert again == []
 
 
 def test_the_sample_can_be_used_as_it_is() -> None:

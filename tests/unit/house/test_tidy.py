@@ -27,15 +27,15 @@ LIBRARIES = (
 PRODUCT = (*LIBRARIES, "heliograph")
 
 PACKAGE_LINES_MAX = {
-    "drivers": 20_430,
+    "drivers": 20_270,
     "durability_service": 10_280,
-    "durable_log": 8_430,
-    "heliograph": 11_280,
-    "nb_api": 17_610,
-    "publisher_service": 3_430,
-    "pubsub_api": 19_320,
-    "shared_subscriptions": 10_720,
-    "spark_pipeline": 5_350,
+    "durable_log": 8_580,
+    "heliograph": 11_250,
+    "nb_api": 17_500,
+    "publisher_service": 3_420,
+    "pubsub_api": 19_050,
+    "shared_subscriptions": 10_600,
+    "spark_pipeline": 5_340,
 }
 """Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from nb_api.core.copy.cache import CacheCore
-from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
+from nb_api.core.copy.differences import CachedObject, Created, Deleted, Difference, Ending, Updated, pack
 from nb_api.core.events import events_of
 from nb_api.db_api import Change, DbObject
 from pubsub_api import Event
@@ -52,7 +52,7 @@ def deleted(last: DbObject, version: int, reason: Ending = "deleted") -> Deleted
 
 
 def _entry(found: DbObject) -> CachedObject:
-    return CachedObject(found.version, found.topic, found.value)
+    return CachedObject(found.version, found.topic, pack(found.value))
 
 
 def kinds(differences: list[Difference]) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import invariant, precondition, rule
 
 from nb_api.core.copy.cache import CacheCore
-from nb_api.core.copy.differences import CachedObject, Deleted, Difference
+from nb_api.core.copy.differences import CachedObject, Deleted, Difference, pack
 from nb_api.core.copy.indexes import IndexData
 from nb_api.core.copy.sorted_values import SortedValues
 from nb_api.core.events import events_of
@@ -428,7 +428,7 @@ def test_many_sorted_values_are_kept_in_portions() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
-@pytest.mark.parametrize("damaged", [None, CachedObject(1, "t", {"net": "x"})])
+@pytest.mark.parametrize("damaged", [None, CachedObject(1, "t", pack({"net": "x"}))])
 def test_a_repaired_object_stands_only_where_it_belongs(
     core: CacheCore, damaged: CachedObject | None, others: int
 ) -> None:

@@ -73,13 +73,6 @@ def test_certificates_that_would_encrypt_nothing_are_refused(tmp_path: pathlib.P
             loading.build_db(url, new_conf([file]))
 
 
-def test_certificates_in_the_group_of_an_earlier_release_are_told_where_they_went(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "heliograph.conf"
-    file.write_text("[db_redis]\ntls_ca_file = ca.pem\n")
-    with pytest.raises(errors.InvalidConfig, match="it was removed, and follows from: db tls_ca_file"):
-        loading.build_db("rediss://127.0.0.1:1/0", new_conf([file]))
-
-
 def test_changes_can_be_kept_out_of_the_outbox(tmp_path: pathlib.Path) -> None:
     with contextlib.closing(loading.open_db(f"sqlite://{tmp_path}/a.db", with_outbox=False)) as db:
         db.create("t", "k", 1, topic="t")

@@ -149,7 +149,7 @@ class TestOneCandidate:
     def test_a_lease_that_was_taken_away_ends_at_the_next_renewal(self) -> None:
         core, store = candidate("a"), Store()
         run(core, store, 0, 1)
-        assert store.do(DatabaseCall("set", {"holder": "admin", "mark": "x"}, store.version))
+        assert store.do(DatabaseCall("set", value={"holder": "admin", "mark": "x"}, expected_version=store.version))
         run(core, store, 1, LEASE_S / 2)
         assert not core.is_leader(LEASE_S / 2)
         assert core.leader == "admin"
@@ -210,7 +210,7 @@ class TestOneCandidate:
     @pytest.mark.parametrize("value", [None, 7, "x", {}, {"mark": None}, {"holder": 1, "mark": [], "attempt": "x"}])
     def test_nonsense_in_the_lease_is_somebody_elses(self, value: Any) -> None:
         core, store = candidate("a"), Store()
-        store.do(DatabaseCall("create", value))
+        store.do(DatabaseCall("create", value=value))
         run(core, store, 0, LEASE_S - 0.1)
         assert not core.is_leader(LEASE_S - 0.1)
         run(core, store, LEASE_S - 0.1, 2 * LEASE_S)
@@ -260,7 +260,7 @@ class TestTwoCandidates:
     @pytest.mark.parametrize("stated", [None, "x", [], -1, float("nan"), 1e9])
     def test_a_lease_that_no_candidate_can_have_is_not_waited_for(self, stated: Any) -> None:
         core, store = candidate("a"), Store()
-        store.do(DatabaseCall("create", {"holder": "z", "mark": "z", "attempt": 1, "lease": stated}))
+        store.do(DatabaseCall("create", value={"holder": "z", "mark": "z", "attempt": 1, "lease": stated}))
         run(core, store, 0, 2 * LEASE_S)
         assert core.is_leader(2 * LEASE_S)
 

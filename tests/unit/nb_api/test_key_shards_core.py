@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nb_api.core.election import HOLDER_PART
-from nb_api.core.key_shards import KeyShardsCore, RecordCall, ShardRecord, ShardRun, shard_of, share_of
+from nb_api.core.election import HOLDER_PART, DatabaseCall
+from nb_api.core.key_shards import KeyShardsCore, ShardRecord, ShardRun, shard_of, share_of
 
 LEASE_S = 10.0
 COUNT = 6
@@ -29,7 +29,7 @@ class Store:
         self.records: dict[str, ShardRecord] = {}
         self._revisions = itertools.count(1)
 
-    def do(self, call: RecordCall) -> int | None:
+    def do(self, call: DatabaseCall) -> int | None:
         """The new version, None for a refusal."""
         found = self.records.get(call.key)
         is_allowed = found is None if call.kind == "create" else found and found.version == call.expected_version
@@ -43,7 +43,7 @@ class Store:
         return revision
 
 
-def answer(core: KeyShardsCore, store: Store, call: RecordCall, now: float) -> None:
+def answer(core: KeyShardsCore, store: Store, call: DatabaseCall, now: float) -> None:
     """Carry out a call at once and tell the core."""
     if call.kind == "look":
         core.found(dict(store.records), now)
@@ -155,9 +155,9 @@ class TestOneProcess:
     @pytest.mark.parametrize("value", [None, 7, {}, {"mark": []}, {"count": "x", "since": "y", "attempt": []}])
     def test_nonsense_among_the_records_is_ended_and_taken_over(self, value: Any) -> None:
         core, store = process("a"), Store()
-        store.do(RecordCall("create", "member/x", value))
-        store.do(RecordCall("create", f"{COUNT}/0", value))
-        store.do(RecordCall("create", "99/0", value))
+        store.do(DatabaseCall("create", "member/x", value))
+        store.do(DatabaseCall("create", f"{COUNT}/0", value))
+        store.do(DatabaseCall("create", "99/0", value))
         run(store, 0, 3 * LEASE_S, core)
         assert len(core.tokens()) == COUNT
         assert len(store.records) == COUNT + 1
@@ -365,7 +365,7 @@ class World:
         if fate < 0.02 and len(self.alive()) < 2 + self.chance.randrange(3):
             self.start()
 
-    def _send(self, node: Node, call: RecordCall) -> None:
+    def _send(self, node: Node, call: DatabaseCall) -> None:
         there, back = (self._delay() for _ in range(2))
         is_lost, is_unanswered = (self.chance.random() < 0.05 * self.trouble for _ in range(2))
         core = node.core

@@ -7,13 +7,13 @@ import pytest
 from nb_api.controller.core import ends
 from nb_api.controller.core.ends import ObjectEnds
 from nb_api.controller.core.keys import Key
-from nb_api.core.copy.differences import CachedObject, Deleted
+from nb_api.core.copy.differences import CachedObject, Deleted, pack
 
 A, B, C = Key("port", "a"), Key("port", "b"), Key("port", "c")
 
 
 def deleted(key: Key, version: int = 1) -> Deleted:
-    return Deleted(key.table, key.key, CachedObject(version, "topic", None), version + 1)
+    return Deleted(key.table, key.key, CachedObject(version, "topic", pack(None)), version + 1)
 
 
 def test_an_end_is_known_until_a_run_has_dealt_with_that_version() -> None:

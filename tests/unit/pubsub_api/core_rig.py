@@ -59,13 +59,11 @@ class Rig:
     ) -> None:
         self.now = 1000.0
         self.subscriber = SubscriberCore(
-            settings,
+            dataclasses.replace(settings, history=history, takes_repeats=takes_repeats),
             filters or ("#",),
             guid=guid_of(2**100),
             now=self.now,
             jitter=jitter,
-            history=history,
-            takes_repeats=takes_repeats,
         )
         self.publishers: list[PublisherCore] = []
         """Those that live."""

@@ -213,7 +213,7 @@ def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
 def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_join() -> None:
     counters = SubscriberCounters()
     settings = dataclasses.replace(SUBSCRIBER, questions_max=10)
-    questions = SubscriberQuestions(settings, counters, FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    questions = SubscriberQuestions(settings, counters, FilterSet(), guid=guid_of(1), jitter=lambda: 0.0)
     questions.join(Reason.INITIAL, ["#"], 0.0)
     for number in range(1, 13):
         questions.ranges([messages.Want(guid_of(2), "a", number, number)], 0.0)

@@ -158,9 +158,7 @@ def test_a_question_that_is_not_answered_is_repeated_with_growing_patience() -> 
 
 
 def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
-    questions = SubscriberQuestions(
-        SUBSCRIBER, SubscriberCounters(), FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None
-    )
+    questions = SubscriberQuestions(SUBSCRIBER, SubscriberCounters(), FilterSet(), guid=guid_of(1), jitter=lambda: 0.0)
     assert questions.hurry == 0
 
     def answer_after(seconds: float) -> None:

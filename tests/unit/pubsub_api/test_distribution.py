@@ -6,14 +6,14 @@ import types
 
 import pytest
 
-from tests.helpers.distribution import CODE, LONGEST, SPARK_REST, SPARK_STREAMS, UnitScheduling, place_of, unit_of
+from tests.helpers.distribution import CODE, SECONDS, SPARK_REST, SPARK_STREAMS, UnitScheduling, place_of, unit_of
 from tests.helpers.paths import ROOT
 
 FILES = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")]
 
 
 def test_what_is_said_to_take_long_is_there() -> None:
-    assert set(LONGEST) <= {unit_of(file) for file in FILES}
+    assert SECONDS.keys() <= {unit_of(file) for file in FILES}
 
 
 def test_the_tests_of_a_file_stay_together_and_those_that_share_more_are_few_units() -> None:
@@ -50,5 +50,5 @@ def test_the_longest_begin_first_and_no_file_is_run_by_two_processes(pytestconfi
         scheduling.add_node_collection(process, tests)  # type: ignore[arg-type]
     scheduling.schedule()
     units = [[unit_of(tests[number]) for number in process.tests] for process in processes]
-    assert [set(unit) for unit in units] == [{unit} for unit in LONGEST[:2]]
+    assert [set(unit) for unit in units] == [{unit} for unit in list(SECONDS)[:2]]
     assert all(len(unit) == 5 * sum(unit_of(file) == unit[0] for file in FILES) for unit in units)

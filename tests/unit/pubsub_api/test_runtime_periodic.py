@@ -125,25 +125,14 @@ def test_after_a_failure_the_pause_is_that_for_failures() -> None:
 
 
 def test_what_was_closed_ends_it_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    ended: list[str] = []
-
     def work() -> None:
         raise Closed("it is closed")
 
-    thread = periodic(work, at_end=lambda: ended.append("end"))
+    thread = periodic(work)
     thread.start()
     wait_until(lambda: not named())
     thread.stop()
-    assert ended == []
     assert [record for record in caplog.records if record.name == LOG.name] == []
-
-
-def test_the_last_is_done_in_the_thread_that_stops() -> None:
-    ended: list[str] = []
-    thread = periodic(lambda: None, at_end=lambda: ended.append(threading.current_thread().name))
-    thread.start()
-    thread.stop()
-    assert ended == ["tests-periodic"]
 
 
 def test_the_work_itself_may_stop_it() -> None:

@@ -125,11 +125,11 @@ def with_sign(version: int, lease_version: int) -> SeenRecord:
     return SeenRecord(LeaderRecord(id="other", lease="sign of other"), version, lease_version)
 
 
-def test_nobody_claims_before_the_first_look_nor_who_may_not_lead() -> None:
-    assert not Candidate(LeaderRecord(id="me"), LEASE).wants_to_claim(1e9)
-    made = Candidate(LeaderRecord(id="me"), LEASE, may_lead=False)
-    made.observed(None, 0.0)
+def test_no_candidate_claims_before_its_first_look() -> None:
+    made = Candidate(LeaderRecord(id="me"), LEASE)
     assert not made.wants_to_claim(1e9)
+    made.observed(None, 0.0)
+    assert made.wants_to_claim(1e9)
 
 
 def test_looking_again_and_again_does_not_put_the_claim_off() -> None:

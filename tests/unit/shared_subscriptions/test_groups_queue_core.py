@@ -58,6 +58,16 @@ def finish(made: QueueLeader, start: int, now: float, **fields: object) -> None:
     made.poll(now)
 
 
+def begin_all(made: QueueLeader, owner: str, now: float) -> None:
+    """A member says that it has its portions, and has done nothing of them."""
+    for portion in made.portions.values():
+        report = m.UpdateProgress(
+            borrower=owner, seq=1, partition=portion.number, grant=portion.grant,
+            progress=GroupProgress(1, portion.start),
+        )  # fmt: skip
+        made.on_message(report, now)
+
+
 def test_a_burst_is_spread_event_by_event_over_all_members() -> None:
     assert held(queue(8, "a", "b", "c", "d")) == {
         "a": [(0, 1), (4, 5)], "b": [(1, 2), (5, 6)], "c": [(2, 3), (6, 7)], "d": [(3, 4), (7, 8)],
@@ -100,11 +110,7 @@ def test_what_a_busy_member_has_goes_to_an_idle_one() -> None:
     made = queue(4, "a", "b")
     for start, _ in held(made)["b"]:
         finish(made, start, 1.0)
-    for portion in made.portions.values():
-        report = m.UpdateProgress(
-            borrower="a", seq=1, partition=portion.number, grant=portion.grant, progress=GroupProgress(1, portion.start)
-        )  # fmt: skip
-        made.on_message(report, 1.0)
+    begin_all(made, "a", 1.0)
     made.messages.clear()
     made.poll(1.0)
     made.poll(1.0 + STEAL_S)
@@ -112,6 +118,22 @@ def test_what_a_busy_member_has_goes_to_an_idle_one() -> None:
     (doomed,) = [portion for portion in made.portions.values() if portion.number == asked.partition]
     finish(made, doomed.start, 1.1, low=doomed.start)
     assert held(made)["b"] == [(doomed.start, doomed.until)]
+
+
+def test_a_member_that_takes_long_for_a_portion_is_not_expelled() -> None:
+    made = queue(4, "a", "b")
+    for start, _ in held(made)["b"]:
+        finish(made, start, 1.0)
+    begin_all(made, "a", 1.0)
+    made.poll(1.0 + STEAL_S)
+    assert [message for message in made.messages if isinstance(message, m.Revoke)]
+    now = 1.0
+    while now < 2 * SETTINGS.revoke_timeout_s:
+        now += 1.0
+        for member in ("a", "b"):
+            made.on_message(m.Ping(borrower=member, seq=10 + int(now)), now)
+        made.poll(now)
+    assert not made.members["a"].is_expelled, "what is left of a portion keeps no member waiting"
 
 
 def test_members_that_have_time_bring_the_news() -> None:

@@ -76,6 +76,6 @@ def test_publishers_are_asked_for_their_heads(tmp_path: pathlib.Path) -> None:
         for topic in ("a/port", "a/port", "b/port"):
             publisher.send_event(Event(topic=topic, table="port", key="p", action="set"))
         publisher.flush()
-        command = ["pipeline", "heads", "--url", "memory://heads", "--topics", "a/#", "--out", str(out)]
+        command = ["pipeline", "heads", "--bus", "memory://heads", "--topics", "a/#", "--out", str(out)]
         assert main.main(command) == 0
         assert heads.read(out) == [StreamHead(publisher.guid.hex(), "a/port", 2)]

@@ -104,7 +104,7 @@ def _byte(block: bytes, at: int) -> int:
 
 
 def _decode(text: bytes) -> bytes:
-    """Huffman's code.  Few blocks are read: what comes again and again is known to who asks."""
+    """Huffman's code.  Few blocks are read: what comes again and again is known to the caller."""
     found = bytearray()
     code = length = 0
     for byte in text:

@@ -10,7 +10,7 @@ Not thread-safe.  Subscribers are any hashable objects that are not sets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
 from pubsub_api.core.topics import is_wildcard
@@ -47,13 +47,6 @@ class SubscriptionIndex(Generic[S]):
     def __len__(self) -> int:
         """How many subscriptions there are: pairs of a subscriber and a filter."""
         return self._count
-
-    @property
-    def subscribers(self) -> Collection[S]:
-        return self._filters.keys()
-
-    def filters_of(self, subscriber: S) -> Collection[str]:
-        return self._filters.get(subscriber, ())
 
     def add(self, subscriber: S, topic_filter: str) -> bool:
         """Add a subscription; returns whether it is new.  The caller has checked the filter."""
@@ -106,12 +99,6 @@ class SubscriptionIndex(Generic[S]):
     def matches(self, subscriber: S, topic: str) -> bool:
         return subscriber in self.match(topic)
 
-    def nodes(self) -> Iterator[tuple[str, frozenset[S]]]:
-        """Every filter with its subscribers, from the forward direction, for tests that look for leaks."""
-        for topic_filter, found in self._exact.items():
-            yield topic_filter, frozenset(found if isinstance(found, set) else (found,))
-        yield from self._tree(self._root, ())
-
     # -- exact topics
 
     def _add_exact(self, subscriber: S, topic: str) -> None:
@@ -162,11 +149,3 @@ class SubscriptionIndex(Generic[S]):
             nodes = further
         for node in nodes:
             matched |= node.rest | node.here
-
-    def _tree(self, node: _Node[S], path: tuple[str, ...]) -> Iterator[tuple[str, frozenset[S]]]:
-        if node.here:
-            yield "/".join(path), frozenset(node.here)
-        if node.rest:
-            yield "/".join((*path, "#")), frozenset(node.rest)
-        for level, child in node.children.items():
-            yield from self._tree(child, (*path, level))

@@ -113,7 +113,6 @@ class LongpollPublisherCore:
     def publish(self, topic: str, frame: bytes) -> None:
         """Put a frame into the mailbox of every session that wants its topic.  Check `overfull` and `has_ready`
         afterwards."""
-        self._counters.frames_published += 1
         matched = self.index.match(topic)
         if not matched:
             return
@@ -124,7 +123,6 @@ class LongpollPublisherCore:
             if mailbox.is_overfull:
                 self.overfull.add(session)
             self._note_ready(session)
-        self._counters.frames_put += len(matched)
 
     def command(self, batch: FrameBatch, now: float, connection: str = "") -> Applied:
         """Apply a batch: each command takes effect at most once and in order, or the whole batch has no effect.
@@ -194,7 +192,6 @@ class LongpollPublisherCore:
         if session.state is SessionState.PARKED:
             answers.append(self._answer(session, Mail(SessionStatus.UNKNOWN, self.publisher, reason="it left"), now))
         self._forget(session)
-        self._counters.sessions_left += 1
         return answers
 
     def flush(self, now: float) -> list[PollAnswer]:
@@ -253,7 +250,6 @@ class LongpollPublisherCore:
         self.sessions[session_id] = session
         session.due = now + self.settings.session_timeout_s
         self._schedule(session)
-        self._counters.sessions_opened += 1
         return session
 
     def _forget(self, session: SubscriberSession) -> None:
@@ -271,7 +267,6 @@ class LongpollPublisherCore:
             else:
                 is_narrowed |= self.index.remove(session, topic_filter)
         session.applied += len(commands)
-        self._counters.commands += len(commands)
         if is_narrowed and session.mailbox.has_mail:
             topics = session.mailbox.waiting_topics()
             session.mailbox.keep_topics({topic: self.index.matches(session, topic.decode()) for topic in topics})
@@ -315,7 +310,6 @@ class LongpollPublisherCore:
         self._note_room(session)
         if not runs:
             return None
-        self._counters.frames_taken += sum(len(frames) for _, frames in runs)
         return Mail(SessionStatus.OK, self.publisher, first, runs, session.mailbox.take_skipped())
 
     def _empty(self) -> Mail:
@@ -324,7 +318,6 @@ class LongpollPublisherCore:
         return Mail(SessionStatus.OK, self.publisher)
 
     def _answer(self, session: SubscriberSession, mail: Mail, now: float) -> PollAnswer:
-        self._counters.answers += 1
         self._move(session, SessionCause.ANSWER, now + self.settings.session_timeout_s)
         return PollAnswer(session.id, session.poll, mail)
 

@@ -34,23 +34,15 @@ class LongpollPublisherSettings:
 class PublisherCounters:
     """The counters of a publisher since its start."""
 
-    sessions_opened: int = 0
-    sessions_left: int = 0
     sessions_dead: int = 0
     refused: int = 0
     """Batches that would have exceeded a limit."""
     unknown: int = 0
     """Messages of unknown sessions."""
     superseded: int = 0
-    commands: int = 0
     repeated_commands: int = 0
     """Commands that had been applied before."""
     polls: int = 0
-    answers: int = 0
-    frames_published: int = 0
-    frames_put: int = 0
-    """Frames put into mailboxes: a frame counts once per subscriber."""
-    frames_taken: int = 0
     events_coalesced: int = 0
     events_dropped: int = 0
     hellos_withheld: int = 0
@@ -71,7 +63,7 @@ class SubscriberSession:
     """The state of a subscriber at its publisher."""
 
     __slots__ = (
-        "applied", "connection", "due", "hold_until", "id", "is_ready", "mailbox", "poll", "reset", "scheduled",
+        "applied", "connection", "due", "id", "is_ready", "mailbox", "poll", "reset", "scheduled",
         "serial", "state",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import struct
@@ -251,18 +252,15 @@ def varint(number: int) -> bytes:
     return bytes((number,)) if number < 128 else bytes((number & 127 | 128,)) + varint(number >> 7)
 
 
-@pytest.mark.parametrize("revision", [1, 127, 128, 2**31, 2**63 - 1])
-@pytest.mark.parametrize("identity", [0, 1, 0x10 << 7, 2**64 - 1])
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (3,), (1, 3), (2, 3, 4), (4, 3, 2, 1)])
-def test_the_revision_of_a_transaction_is_read_whatever_else_the_header_says(
-    revision: int, identity: int, order: tuple[int, ...]
-) -> None:
+def test_the_revision_of_a_transaction_is_read_whatever_else_the_header_says(order: tuple[int, ...]) -> None:
     """In the order in which etcd writes it, and in any other that protobuf allows."""
-    header = b"".join(varint(number << 3) + varint(revision if number == 3 else identity) for number in order)
-    done = b"\x0a" + varint(len(header)) + header + b"\x10\x01"
-    assert PROTOBUF.read_outcome(done) == (revision, True, [])
-    assert PROTOBUF.read_outcome(done + b"\x1a\x02\x12\x00") == (revision, True, [])
-    assert PROTOBUF.read_outcome(done[:-2]) == (revision, False, [])
+    for revision, identity in itertools.product([1, 127, 128, 2**31, 2**63 - 1], [0, 1, 0x10 << 7, 2**64 - 1]):
+        header = b"".join(varint(number << 3) + varint(revision if number == 3 else identity) for number in order)
+        done = b"\x0a" + varint(len(header)) + header + b"\x10\x01"
+        assert PROTOBUF.read_outcome(done) == (revision, True, []), identity
+        assert PROTOBUF.read_outcome(done + b"\x1a\x02\x12\x00") == (revision, True, []), identity
+        assert PROTOBUF.read_outcome(done[:-2]) == (revision, False, []), identity
 
 
 def test_a_transaction_as_etcd_reads_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from heliograph_drivers.db.etcd import config
 from heliograph_drivers.db.etcd.config import EtcdSettings
-from heliograph_drivers.db.etcd.refusals import Compacted, read_refusal, refusal_error
+from heliograph_drivers.db.etcd.refusals import Compacted, StorageLimitReached, read_refusal, refusal_error
 from nb_api import config as db_config
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.config import new_conf
@@ -41,7 +41,7 @@ SETTINGS = read_all()
         (1, "context canceled", DbUnavailable, False),
         (2, "etcdserver: something else", DbError, False),
         (3, "etcdserver: request is too large", LimitReached, False),
-        (8, "etcdserver: mvcc: database space exceeded", LimitReached, False),
+        (8, "etcdserver: mvcc: database space exceeded", StorageLimitReached, False),
         (7, "etcdserver: permission denied", InvalidConfig, False),
         (3, "etcdserver: authentication failed, invalid user ID or password", InvalidConfig, False),
         (3, "etcdserver: user name is empty", InvalidConfig, False),

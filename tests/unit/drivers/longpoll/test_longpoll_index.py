@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from heliograph_drivers.pubsub.longpoll.core.index import SubscriptionIndex
 from pubsub_api.core.topics import matches
+from tests.unit.drivers.longpoll.index_entries import entries
 
 LEVELS = ("a", "b", "c")
 TOPICS = st.lists(st.sampled_from(LEVELS), min_size=1, max_size=4).map("/".join)
@@ -18,17 +19,17 @@ FILTERS = st.tuples(
 
 
 def check_consistent(index: SubscriptionIndex[str]) -> None:
-    forward = {(who, name) for name, holders in index.nodes() for who in holders}
-    backward = {(who, name) for who in index.subscribers for name in index.filters_of(who)}
+    forward = {(who, name) for name, holders in entries(index) for who in holders}
+    backward = {(who, name) for who, names in index._filters.items() for name in names}
     assert forward == backward
     assert len(index) == len(forward)
-    assert all(holders for _, holders in index.nodes())
+    assert all(holders for _, holders in entries(index))
 
 
 def check_empty(index: SubscriptionIndex[str]) -> None:
     assert len(index) == 0
-    assert not list(index.nodes())
-    assert not index.subscribers
+    assert not list(entries(index))
+    assert not index._filters
     assert index._root.is_empty
     assert not index._exact
 

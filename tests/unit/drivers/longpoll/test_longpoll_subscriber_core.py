@@ -453,12 +453,12 @@ def revive(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-@pytest.mark.parametrize("state", LinkState, ids=lambda state: state.value)
-def test_every_message_in_every_state_leaves_a_link_that_comes_up(state: LinkState, message: str) -> None:
-    rig = in_state(state)
-    MESSAGES[message](rig)
-    if message != "close":
-        revive(rig)
+def test_every_message_in_every_state_leaves_a_link_that_comes_up(message: str) -> None:
+    for state in LinkState:
+        rig = in_state(state)
+        MESSAGES[message](rig)
+        if message != "close":
+            revive(rig)
 
 
 @pytest.mark.parametrize("second", MESSAGES)

@@ -1,38 +1,17 @@
-"""Copies of values: plain data as msgpack gives it, without cycles.  Does no I/O.
-
-Each reader of an object gets a value of its own.  What one reader changes is not changed for others.  A frozen
-view would cost less, but it is no dict: programs encode, merge and compare values.
-"""
+"""What a selection by fields asks of the values of objects.  Does no I/O."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from nb_api.core.checks import decode_value, encode_value
-from pubsub_api.core.events import PLAIN_TYPES
 from pubsub_api.errors import UsageError
-
-AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
-"""What `msgspec.to_builtins` would turn into text, bytes and timestamps of msgpack; neither can be changed."""
 
 FieldValues = tuple[tuple[str, Any], ...]
 """Fields of a value, each with what it must be."""
 _NOTHING = object()
 _ANY_SIZE = 2**62
-
-
-def copied(value: Any) -> Any:
-    """A value that shares nothing with this one that could be changed."""
-    if type(value) in PLAIN_TYPES:
-        return value
-    try:
-        return msgspec.to_builtins(value, builtin_types=AS_THEY_ARE)
-    except (TypeError, ValueError):  # an extension of msgpack, which a foreign publisher may send
-        return copy.deepcopy(value)
 
 
 def field_values(where: Mapping[str, Any] | None) -> FieldValues:
