@@ -33,15 +33,19 @@ def open_log(
     conf: cfg.ConfigOpts | None = None,
     config_files: Iterable[str | os.PathLike[str]] = (),
     must_exist: bool = False,
+    ignores_shards: bool = False,
 ) -> LogApi:
     """A log, connected and ready; made when there is none yet.  Close it when done.
 
     ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``url`` None takes ``[log] url``.
-    ``must_exist`` is for readers: a path with a typing error shall not become an empty log.  Raises what
+    ``must_exist`` is for readers: a path with a typing error shall not become an empty log.  ``ignores_shards`` is
+    for who gives a log more: ``[log] shards`` may say already what it is to have.  Raises what
     `build_log` and `LogApi.initialize` raise, and LogNotFound.
     """
     log = build_log(url, conf=new_conf(config_files) if conf is None else conf)
     try:
+        if ignores_shards:
+            log.conf.set_override("shards", None, group=config.GROUP)
         if must_exist and not log.exists():
             place = without_password(f"{log.url.scheme}://{log.url.netloc}{log.url.path}")
             raise LogNotFound(

@@ -83,6 +83,8 @@ class StoreMarks:
     lineage: tuple[Epoch, ...] = ()
     deletions: frozenset[Deletion] = frozenset()
     alive: int = 0
+    is_clean: bool = False
+    """Nothing is left of what the deletions cover; written by releases that know it."""
     """The latest time at which the set is known to have been maintained."""
 
 

@@ -75,6 +75,7 @@ class _StoredMarks(msgspec.Struct, array_like=True):
     lineage: list[Epoch]
     deletions: list[Deletion]
     alive: int
+    is_clean: bool = False
 
 
 _encode_marks = msgspec.msgpack.Encoder().encode
@@ -459,12 +460,13 @@ def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
 
 
 def _packed(marks: StoreMarks) -> bytes:
-    return _encode_marks(_StoredMarks(marks.epoch, list(marks.lineage), sorted(marks.deletions), marks.alive))
+    deletions = sorted(marks.deletions)
+    return _encode_marks(_StoredMarks(marks.epoch, list(marks.lineage), deletions, marks.alive, marks.is_clean))
 
 
 def _unpacked(data: bytes) -> StoreMarks:
     stored = _decode_marks(data)
-    return StoreMarks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive)
+    return StoreMarks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive, stored.is_clean)
 
 
 @contextlib.contextmanager

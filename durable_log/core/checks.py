@@ -30,6 +30,11 @@ def check_shard(shard: int, shards: int) -> None:
         raise UsageError(f"there is no shard {shard!r}: the log has {shards}, counted from 0")
 
 
+def lost_shard(shard: int) -> UsageError:
+    """The log had it when it was opened."""
+    return UsageError(f"there is no shard {shard} any more: an older copy was put in the place of the log")
+
+
 def check_offset(offset: int) -> None:
     if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
         raise UsageError(f"an offset is an int from 0 to 2**47 - 1, not {offset!r}")

@@ -54,12 +54,12 @@ class GrowingLog(LogApi):
         record = self.get_record(shard_map.RECORD)
         self.shard_map = shard_map.decode(made_with, record and record.value)
 
-    def check_wanted_shards(self, place: str) -> None:
+    def check_wanted_shards(self) -> None:
         """Raises InvalidConfig when ``[log] shards`` is neither what the log has nor what it had before it grew."""
         wanted = self.conf[config.GROUP].shards
         if wanted is not None and wanted not in (self.shards, *self.shard_map.former):
             raise InvalidConfig(
-                f"the log {place} has {self.shards} shards, not {wanted} as [log] shards says. 'heliograph log "
+                f"the log {self._about()} has {self.shards} shards, not {wanted} as [log] shards says. 'heliograph log "
                 "set-shards' gives it more"
             )
 

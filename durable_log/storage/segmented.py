@@ -182,10 +182,10 @@ class SegmentedLog(GrowingLog):
             if read_mark(self.segment_store) is None:
                 self.segment_store.check_usable()
             self.check_place()
+        self.check_wanted_shards()  # after the place, which knows when this is a copy from before the log grew
 
     def check_place(self) -> None:
-        """Raises SegmentsRefused when the place of segments belongs to another log, to a later state of this one, or to
-        another copy of its store."""
+        """Raises SegmentsRefused when the place is of another log, a later state of this one, or another copy of it."""
         store = self.segment_store
         check_owner(store, self.lineage, lambda: len(self.segments()))
         check_not_newer(store, self.lineage, lambda: {one.shard: one.end for one in self.state()})

@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from durable_log.core.placing import NOWHERE, Range, StreamPosition, lacking, place
 from durable_log.core.positions import decode_position, split_key
@@ -28,7 +28,7 @@ from durable_log.segments.files import Description, describe
 from durable_log.segments.ownership import MOVED, check_not_empty, is_last, keep_frames, kept_frames, read_mark
 from durable_log.storage import shard_map
 from durable_log.storage.identity import Lineage, new_identity
-from durable_log.storage.segmented import RestoredShard, SegmentedLog
+from durable_log.storage.segmented import RestoredShard, SegmentedLog, used_meanwhile
 from durable_log.storage.shard_map import GrowthStep, ShardMap
 from pubsub_api.errors import InvalidConfig
 
@@ -37,6 +37,9 @@ OnFile = Callable[[int, int], None]
 
 Key = tuple[bytes, str]
 """GUID and topic of a stream."""
+
+Files = Mapping[int, list[Description]]
+"""Those of a log, by shard."""
 
 
 @dataclasses.dataclass
@@ -96,7 +99,7 @@ def repair(
 
     ``is_dry`` only says what would be done; ``gives_up`` also takes a place that has lost everything.  Raises
     SegmentsRefused when it has and may not, and when the files and the store belong to two logs that both have events,
-    InvalidConfig when they have different numbers of shards, LogUnavailable when another process
+    InvalidConfig when the log of the files never had as many shards as the store, LogUnavailable when another process
     seals now or appends meanwhile, LogCorrupt, DriverDependencyMissing.
     """
     report = RepairReport(log.identity, log.identity)
@@ -106,7 +109,8 @@ def repair(
             check_not_empty(store, log.lineage, lambda: len(log.segments()))
         owner = _owner(log)
         candidates = _read_files(log, owner, report, on_file)
-        plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in log.state()]
+        states = _states(log, candidates, report)
+        plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in states]
         _place_streams(log, plans, report)
         report.listed = sum(len(plan.segments) for plan in plans)
         report.added = sum(len(plan.added) for plan in plans)
@@ -128,8 +132,8 @@ def repair(
                 store.publish(segment)
             keep_frames(store, [one.frame for plan in plans for one in plan.moved])
         if has_changed or is_wrong:
-            log.restore(lineage, [_restored(log, plan) for plan in plans])
-        _restore_growth(log, [one.shards for some in candidates.values() for one in some])
+            _restore(log, lineage, plans)
+        _restore_growth(log, _counts(candidates))
         for frame in kept_frames(store):
             log.append([frame])  # knows what it has already
         store.remove(MOVED)  # they are in the log again
@@ -177,31 +181,59 @@ def _read_files(
         report.files += 1
         found.setdefault(shard, []).append(description)
     on_file(len(files), len(files))
-    _check_shards(log, [one.shards for some in found.values() for one in some])
+    _check_shards(log, found)
     return found
 
 
-def _check_shards(log: SegmentedLog, counts: list[int]) -> None:
-    """``counts`` is how many shards the log had when each file was made.  Raises InvalidConfig when the store has
-    another number than it had last, or they cannot be of one log."""
-    mark = read_mark(log.segment_store)
-    known = {*counts, *([mark.shards] if mark is not None else [])}
-    last = max(known, default=log.shards)
-    if any(last % count for count in known) or (counts and last != log.shards):
+def _counts(found: Files) -> set[int]:
+    """How many shards the log had when each file was made."""
+    return {one.shards for some in found.values() for one in some}
+
+
+def _check_shards(log: SegmentedLog, found: Files) -> None:
+    """Raises InvalidConfig when the log of these files cannot have had as many shards as the store."""
+    mark, counts = read_mark(log.segment_store), _counts(found)
+    last = max({*counts, *([mark.shards] if mark is not None else [])}, default=log.shards)
+    steps = itertools.pairwise(sorted({*counts, log.shards}))
+    if counts and (log.shards > last or any(after % before for before, after in steps)):
         raise InvalidConfig(
             f"{log.segment_store.place} is of a log with {last} shards, and the store was made with {log.shards}: make "
             f"the store anew, with [log] shards = {last}"
         )
 
 
-def _restore_growth(log: SegmentedLog, counts: list[int]) -> None:
-    """In a store that was made anew, a log that had been given more shards is read in order again: of each shard that
-    was there before, all that is there now comes first."""
-    former = sorted({*counts} - {log.shards})
-    if former and not log.shard_map.steps:
-        ends = [state.end for state in log.state()]
-        steps = [GrowthStep(after, tuple(ends[:before])) for before, after in itertools.pairwise([*former, log.shards])]
-        log.put_records([(shard_map.RECORD, shard_map.encode(ShardMap(log.shards, tuple(steps))), 0)])
+def _states(log: SegmentedLog, found: Files, report: RepairReport) -> list[ShardState]:
+    """Every shard that the log will have: also those that it had been given when the files were made, and that an older
+    store does not have."""
+    states, last = log.state(), max([log.shards, *_counts(found)])
+    if last > len(states):
+        report.notes.append(f"the store is from before the log was given more shards: it gets {last}, as the files say")
+    return states + [ShardState(shard, 0, 0, 0, 0) for shard in range(len(states), last)]
+
+
+def _restore(log: SegmentedLog, lineage: Lineage, plans: list[_Plan]) -> None:
+    """New shards come when the others have all that the files have of them: that comes first, see `_restore_growth`."""
+    restored = [_restored(log, plan) for plan in plans]
+    had = log.shards
+    log.restore(lineage, restored[:had])
+    if len(plans) > had:
+        if log.add_shards(log.shard_map, len(plans)) is None:
+            raise used_meanwhile(had)
+        log.find_shards()
+        log.restore(lineage, restored[had:])
+
+
+def _restore_growth(log: SegmentedLog, counts: set[int]) -> None:
+    """Where the store lacks how the log got its shards, it is read in order again: of each shard that was there before,
+    all that is there now comes first."""
+    known = {(len(step.ends), step.shards): step for step in log.shard_map.steps}
+    chain = sorted({log.shards, *log.shard_map.former, *counts})
+    ends = [state.end for state in log.state()]
+    steps = [known.get(pair) or GrowthStep(pair[1], tuple(ends[: pair[0]])) for pair in itertools.pairwise(chain)]
+    if steps != [*log.shard_map.steps]:
+        record = log.get_record(shard_map.RECORD)
+        value = shard_map.encode(ShardMap(log.shards, tuple(steps)))
+        log.put_records([(shard_map.RECORD, value, record.version if record else 0)])
         log.find_shards()
 
 

@@ -24,9 +24,9 @@ _LISTED_OFFSETS_MAX = 10_000
 
 
 @contextlib.contextmanager
-def opened(args: argparse.Namespace) -> Iterator[LogApi]:
+def opened(args: argparse.Namespace, *, ignores_shards: bool = False) -> Iterator[LogApi]:
     """The log of the options, for a ``with``; it must exist.  Prints a note when it is empty."""
-    with opened_log(args) as log:
+    with opened_log(args, ignores_shards=ignores_shards) as log:
         note_empty(log, "heliograph log")
         yield log
 

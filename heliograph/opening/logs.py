@@ -14,8 +14,12 @@ def add_log(parser: argparse._ActionsContainer, what: str = "the log, as in sqli
     parser.add_argument("--log", metavar="URL", help=f"{what} (default: [log] url); also HELIOGRAPH_LOG")
 
 
-def opened_log(args: argparse.Namespace, *, must_exist: bool = True) -> contextlib.closing[LogApi]:
+def opened_log(
+    args: argparse.Namespace, *, must_exist: bool = True, ignores_shards: bool = False
+) -> contextlib.closing[LogApi]:
     """The log that ``--log`` or ``--config-file`` names, for a ``with``.  Raises what `durable_log.open` raises."""
     import durable_log
 
-    return contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=must_exist))
+    return contextlib.closing(
+        durable_log.open(args.log, config_files=args.config_file, must_exist=must_exist, ignores_shards=ignores_shards)
+    )

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import durable_log
-from spark_pipeline.core.ranges import Offsets, advance
+from spark_pipeline.core.ranges import LogRange, Offsets, advance
 from spark_pipeline.errors import LakeConflict
 from spark_pipeline.jobs import stream_heads as heads
 from spark_pipeline.lake import LakeTable, LakeVersion
 from spark_pipeline.reading.checkpoints import check_reached, check_times, times_before
+from spark_pipeline.reading.partitions import count_dropped
 from spark_pipeline.reading.whole_log import read_log
 
 if TYPE_CHECKING:
@@ -96,4 +97,6 @@ def _next_step(log: durable_log.LogApi, version: LakeVersion, ends: Offsets, eve
     check_times(log, begins, version.times(log.identity, len(states)), "the table")
     until = advance(starts, waiting, events_max=events_max)
     left = sum(waiting[shard] - until[shard] for shard in until)
-    return _Step(starts, until, left, lost=sum(starts[shard] - begin for shard, begin in begins.items()))
+    planned = [LogRange(shard, first, until[shard]) for shard, first in starts.items()]
+    lost = sum(starts[shard] - begin for shard, begin in begins.items()) + count_dropped(log, ["#"], planned)
+    return _Step(starts, until, left, lost)

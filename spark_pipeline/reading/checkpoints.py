@@ -26,6 +26,8 @@ _LOG = "log"
 _APPENDED = "appended"
 _LOST = "lost"
 """How many events the query has left out because retention had removed them, when there were any."""
+_SINCE = "since"
+"""When the query began, by the store's clock: what retention by topic dropped before that was not to be read."""
 _OFFSETS = "offsets"
 """Directory of a checkpoint in which Spark plans its batches."""
 
@@ -41,14 +43,20 @@ def to_checkpoint(
     kept: Mapping[str, Any] = former or {}
     moved = {shard: offset for shard, offset in offsets.items() if kept.get(str(shard)) != offset}
     stayed = {shard: when for shard, when in kept.get(_APPENDED, {}).items() if int(shard) not in moved}
-    counted = {_LOST: kept.get(_LOST, 0) + lost} if _LOST in kept or lost else {}
-    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved)), **counted}
+    noted = {_LOST: kept.get(_LOST, 0) + lost} if _LOST in kept or lost else {}
+    noted[_SINCE] = kept.get(_SINCE) or log.now_ns()
+    return {**to_json(offsets), _LOG: log.identity, _APPENDED: stayed | to_json(times_before(log, moved)), **noted}
 
 
 def from_checkpoint(log: LogApi, kept: Mapping[str, Any]) -> dict[int, int]:
     """The offsets that a checkpoint has kept.  Raises OtherLog when they belong to another log, UsageError."""
     check_identity(log, kept.get(_LOG, ""), "this checkpoint")
-    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED, _LOST)})
+    return from_json({name: value for name, value in kept.items() if name not in (_LOG, _APPENDED, _LOST, _SINCE)})
+
+
+def began_at(log: LogApi, kept: Mapping[str, Any]) -> int:
+    """When a query began; now for a checkpoint of a release that did not note it."""
+    return int(kept.get(_SINCE) or log.now_ns())
 
 
 def check_kept(log: LogApi, kept: Mapping[str, Any], offsets: Offsets, what: str) -> None:

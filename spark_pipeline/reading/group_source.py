@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
@@ -28,10 +27,7 @@ from spark_pipeline.reading.checkpoints import check_identity, check_kept, check
 from spark_pipeline.reading.columns import ReadColumns
 from spark_pipeline.reading.open_log import OpenLogReader
 from spark_pipeline.reading.options import SourceOptions
-from spark_pipeline.reading.partitions import LogPartition, stream_partitions
-
-if TYPE_CHECKING:
-    pass
+from spark_pipeline.reading.partitions import LogPartition, count_dropped, stream_partitions
 
 
 class GroupStreamReader(OpenLogReader):
@@ -86,6 +82,7 @@ class GroupStreamReader(OpenLogReader):
         check_reached(log.state(), _ends_of(ranges), "a batch of this checkpoint")
         check_kept(log, end, _ends_of(ranges), "a batch of this checkpoint")
         filters, events_per_task = [declaration.topic_filter], self._options.events_per_task
+        count_dropped(log, filters, ranges, since_ns=declaration.placed_ns)
         return stream_partitions(ranges, filters, log.identity, events_per_task=events_per_task)
 
     def commit(self, end: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ import durable_log
 from durable_log.segments.arrow import arrow_batches
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.storage.shard_map import is_open
-from pubsub_api.core.topics import FilterSet, is_wildcard
+from pubsub_api.core.topics import FilterSet, is_wildcard, overlap
 from spark_pipeline.core.ranges import LogRange, Offsets, pack, split
 from spark_pipeline.reading.checkpoints import check_identity
 from spark_pipeline.reading.columns import ReadColumns
@@ -130,6 +130,34 @@ def _after_loss(what: LogRange, oldest: int, *, fails: bool) -> LogRange:
         raise durable_log.OffsetTooOld(f"{message}. To go on without them: failOnDataLoss=false", start=oldest)
     LOG.warning("%s. The read goes on without these %d events.", message, rest.start - what.start)
     return rest
+
+
+def count_dropped(
+    log: LogApi, filters: Sequence[str], ranges: Iterable[LogRange], *, since_ns: int = 0, fails: bool = False
+) -> int:
+    """How many events of a read ``[log] retention_topics`` has dropped since then, at most.  Raises OffsetTooOld when
+    it must not go on without them; else they are logged."""
+    events = 0
+    for what in ranges:
+        found = [
+            one
+            for segment in log.segments(what.shard)
+            for one in segment.dropped
+            if one.first < what.end and one.end > what.start and one.dropped_ns >= since_ns
+            and any(overlap(one.topic, wanted) for wanted in filters)
+        ]  # fmt: skip
+        count = sum(min(one.events, min(one.end, what.end) - max(one.first, what.start)) for one in found)
+        if not count:
+            continue
+        message = (
+            f"shard {what.shard}: up to {count} events of {', '.join(sorted({one.topic for one in found}))} at offsets "
+            f"{found[0].first} to {found[-1].end - 1} were to be read, and [log] retention_topics dropped them"
+        )
+        if fails:
+            raise durable_log.OffsetTooOld(f"{message}. To go on without them: failOnDataLoss=false", start=what.start)
+        LOG.warning("%s. The read goes on without them.", message)
+        events += count
+    return events
 
 
 class _OpenedLog:

@@ -11,7 +11,7 @@ keeps it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -26,12 +26,13 @@ from pyspark.sql.types import StructType
 import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import LogRange, advance, split
-from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
+from spark_pipeline.reading.checkpoints import began_at, check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.reading.columns import ReadColumns, schema_of
 from spark_pipeline.reading.open_log import OpenLogReader
 from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, SourceOptions, check_names
 from spark_pipeline.reading.partitions import (
     LogPartition,
+    count_dropped,
     read_partition,
     readable_ends,
     shards_of,
@@ -95,6 +96,8 @@ class LogStreamReader(OpenLogReader):
         there = {what.shard: what.start for what in still_there(self._options, states, begins, wanted)}
         lost = sum(first - begins.get(shard, 0) for shard, first in there.items())
         until = advance(begins | there, ends, events_max=events_max)
+        planned = [LogRange(shard, first, until[shard]) for shard, first in there.items()]
+        lost += self._dropped(log, planned, start)
         return to_checkpoint(log, until, start, lost=lost)
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -112,8 +115,14 @@ class LogStreamReader(OpenLogReader):
         # The log may have been given more shards since the batch was planned.
         wanted = {shard: ends[shard] for shard in shards_of(self._options.topics, states) if shard in ends}
         ranges = still_there(self._options, states, begins, wanted)
+        self._dropped(log, ranges, start)  # since the batch was planned
         events_per_task = self._options.events_per_task
         return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)
+
+    def _dropped(self, log: durable_log.LogApi, ranges: Iterable[LogRange], start: dict[str, Any]) -> int:
+        """What retention by topic has dropped of these since the query began."""
+        fails = self._options.fail_on_data_loss
+        return count_dropped(log, self._options.topics, ranges, since_ns=began_at(log, start), fails=fails)
 
     def _ends(self) -> dict[int, int]:
         log = self._opened()

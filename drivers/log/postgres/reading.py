@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 
+from durable_log.core import checks
 from durable_log.core.checksums import damaged
 from durable_log.core.positions import stream_key
 from durable_log.errors import LogCorrupt
@@ -72,10 +73,12 @@ def read(store: PostgresLogStore, shard: int, offset: int, *, events_max: int, b
     }  # fmt: skip
     one_state = Statement(f"{_STATE} WHERE shard = %s", (shard,))
     try:
-        [[row], rows] = store.read(one_state, Statement(_FRAMES, parameters))
+        [states, rows] = store.read(one_state, Statement(_FRAMES, parameters))
     except LogCorrupt:
         return _read_one(store, shard, offset)
-    found = ShardState(*row)
+    if not states:
+        raise checks.lost_shard(shard)
+    found = ShardState(*states[0])
     frames = take_sound(rows, shard, offset, events_max=events_max, bytes_max=bytes_max)
     if not frames and max(found.sealed, found.start) <= offset < found.end:
         # Look closer: this raises, and knows what is wrong.

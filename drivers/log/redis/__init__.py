@@ -88,7 +88,6 @@ class RedisLog(SegmentedLog):
         self._lineage = Lineage(identity.decode(), frozenset((ancestors or b"").decode().split()))
         self._server.identity = self._appender.identity = self.identity
         self.find_shards(int(shards))
-        self.check_wanted_shards(f"{self._prefix!r} at {self._server.address}")
 
     def check_settings(self) -> list[str]:
         address = self._server.address
@@ -160,12 +159,12 @@ class RedisLog(SegmentedLog):
         try:
             while True:
                 states = self.state()
-                if any(states[shard].end > end for shard, end in ends.items()):
+                if any(one.end > ends[one.shard] for one in states if one.shard in ends):
                     return True
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return False
-                self._block(states, list(ends), min(rest, WAIT_SLICE_S))
+                self._block(states, [shard for shard in ends if shard < len(states)], min(rest, WAIT_SLICE_S))
         except Closed:
             return False
 
@@ -337,8 +336,9 @@ class RedisLog(SegmentedLog):
         return gone
 
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
-        for state, one in zip(self.state(), shards, strict=True):
-            if state.end != one.former_end:
+        states = self.state()
+        for one in shards:
+            if states[one.shard].end != one.former_end:
                 raise used_meanwhile(one.shard)
         for one in shards:
             for key in one.forgotten:

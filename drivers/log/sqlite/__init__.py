@@ -93,7 +93,6 @@ class SqliteLog(RowLog):
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
         store.identity = self.identity
         self.find_shards(self._found.shards)
-        self.check_wanted_shards(str(store.path))
 
     def check_open(self) -> None:
         self._store.check_open()

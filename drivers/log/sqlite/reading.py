@@ -9,6 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Mapping
 
+from durable_log.core import checks
 from durable_log.log_api import ShardState, StoredFrame
 from durable_log.storage.frame_rows import (
     COLUMNS,
@@ -34,7 +35,10 @@ def states(connection: sqlite3.Connection) -> list[ShardState]:
 
 
 def state(connection: sqlite3.Connection, shard: int) -> ShardState:
-    return ShardState(*connection.execute(f"{_STATE} WHERE shard = ?", (shard,)).fetchone())
+    found = connection.execute(f"{_STATE} WHERE shard = ?", (shard,)).fetchone()
+    if found is None:
+        raise checks.lost_shard(shard)
+    return ShardState(*found)
 
 
 def has_grown(connection: sqlite3.Connection, ends: Mapping[int, int]) -> bool:

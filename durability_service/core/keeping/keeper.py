@@ -397,8 +397,7 @@ class Keeper:
         if held.alignment is not None and held.is_applying:
             self._runner.apply_some(held.alignment)
         elif held.may_clean:
-            gone = held.set.clean_some(self._settings.clean_buckets)
-            self._context.store(held, held.change(removed=held.stored.of(gone)))
+            self._context.store(held, held.change(removed=held.stored.clean_some(self._settings.clean_buckets)))
 
     def tick(self) -> None:
         """Time passed."""

@@ -93,6 +93,8 @@ class StoredSet:
         """When the set on disk was last maintained."""
         if restored:
             self._load(restored)
+        self._leaves_deleted = False
+        """The disk may have deleted samples of topics that only an earlier run kept there: a start looks for them."""
         self.quality = self.set.newest
         """How good the set on disk is, for the election."""
 
@@ -103,7 +105,7 @@ class StoredSet:
             else:  # it was persistent in an earlier run
                 self.set.adopt(number, self._memory.read(self._space.name, number))
         for deletion in restored.marks.deletions:
-            self.set.delete(deletion)
+            self.set.delete(deletion, is_cleaned=restored.marks.is_clean)
 
     @property
     def buckets_read(self) -> int:
@@ -128,7 +130,15 @@ class StoredSet:
     def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> StoreMarks:
         """What the store is to remember from now on."""
         self.marked = (epoch, lineage)
-        return StoreMarks(epoch, lineage, self.set.deletions, alive)
+        is_clean = not self.set.is_cleaning and not self._leaves_deleted
+        return StoreMarks(epoch, lineage, self.set.deletions, alive, is_clean)
+
+    def clean_some(self, buckets_max: int) -> list[Sample]:
+        """Remove deleted samples from so many buckets.  Returns those that the store must remove."""
+        gone = self.set.clean_some(buckets_max)
+        removed = self.of(gone)
+        self._leaves_deleted |= len(removed) < len(gone)
+        return removed
 
     def begin(self) -> list[StoreOperation]:
         """A new generation, to be filled with what comes; until it is complete there is no set to start from but the

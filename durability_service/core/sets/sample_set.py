@@ -78,6 +78,8 @@ class SampleSet:
         self._total = 0
         self._deletions: set[Deletion] = set()
         self._deleted_until = 0
+        self._deleted_until_of: dict[str, int] = {}
+        """Topic -> up to when its history was deleted, of topics that were asked for: there may be many deletions."""
         self.count = 0
         """Samples, deletions of instances included."""
         self.newest = 0
@@ -140,7 +142,14 @@ class SampleSet:
         return frozenset(self._deletions)
 
     def is_deleted(self, sample: Sample) -> bool:
-        return sample.timestamp <= self._deleted_until and any(one.covers(sample) for one in self._deletions)
+        return sample[3] <= self._deleted_until and sample[3] <= self._topic_deleted_until(sample[0])
+
+    def _topic_deleted_until(self, topic: str) -> int:
+        until = self._deleted_until_of.get(topic)
+        if until is None:
+            found = (one.timestamp for one in self._deletions if matches(one.topic_filter, topic))
+            until = self._deleted_until_of[topic] = max(found, default=-1)
+        return until
 
     def kept(self, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         """Which of these samples of one instance the set would keep."""
@@ -245,18 +254,24 @@ class SampleSet:
             if packed >= samples_max:
                 break
 
-    def delete(self, deletion: Deletion) -> list[Sample] | None:
+    def delete(self, deletion: Deletion, *, is_cleaned: bool = False) -> list[Sample] | None:
         """Remember a deletion of history.  Returns the samples that were removed; None if the deletion was known.
 
-        A set on disk removes none here but in `clean_some`.
+        A set on disk removes none here but in `clean_some`; ``is_cleaned`` says that it has none any more.
         """
         if deletion in self._deletions:
             return None
         self._deletions.add(deletion)
         self._total = (self._total + deletion.digest) % DIGEST_MODULUS
         self._deleted_until = max(self._deleted_until, deletion.timestamp)
+        for topic, until in self._deleted_until_of.items():
+            if until < deletion.timestamp and matches(deletion.topic_filter, topic):
+                self._deleted_until_of[topic] = deletion.timestamp
         if self._storage is not None:
-            self._to_clean = self.filled()
+            if not is_cleaned:
+                # Those that wait come first: deletions may come faster than all buckets can be cleaned.
+                waiting = set(self._to_clean)
+                self._to_clean = [number for number in self.filled() if number not in waiting] + self._to_clean
             return []
         return self._remove(
             deletion.covers, [bucket for bucket in self._buckets if bucket.may_have(deletion.topic_filter)]
@@ -280,6 +295,7 @@ class SampleSet:
         for old in [one for one in self._deletions if one.timestamp < before and not self.is_cleaning]:
             self._deletions.discard(old)
             self._total = (self._total - old.digest) % DIGEST_MODULUS
+            self._deleted_until_of.clear()
         if not self._deletions:
             self._deleted_until = 0
         bucket = self._buckets[number]

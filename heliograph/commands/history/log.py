@@ -154,7 +154,7 @@ def _add_set_shards(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_shards(args: argparse.Namespace, output: Output) -> int:
-    with opened(args) as log:
+    with opened(args, ignores_shards=True) as log:
         before = len(log.state())
         has_grown = log.set_shards(args.shards)
     did = f"has {args.shards} shards now, {before} before" if has_grown else f"has {args.shards} shards already"

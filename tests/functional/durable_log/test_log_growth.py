@@ -214,6 +214,8 @@ def test_who_has_a_log_open_goes_on_when_a_copy_from_before_it_grew_is_put_back(
             present.backup(old)
             log.set_shards(4)
             old.backup(present)
+        with pytest.raises(UsageError, match="no shard 3 any more"):
+            log.read(3, 0)
         log.append([source.frame(topic) for topic in TOPICS])
         assert [one.after for one in log.state()] == [(), ()]
         assert len(read_events(log)) == 2 * len(TOPICS)

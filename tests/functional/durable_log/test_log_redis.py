@@ -119,6 +119,20 @@ def test_keys_of_another_program_are_not_touched(server: RedisServer) -> None:
         assert client.get("mine:log") == b"something else"
 
 
+def test_who_waits_for_a_shard_that_an_older_state_of_the_server_lacks_goes_on(server: RedisServer) -> None:
+    """As after a restart from a file that is older than the last shards."""
+    source = Source()
+    with server.client() as client, contextlib.closing(durable_log.open(f"{server.address}?shards=1")) as log:
+        log.append([source.frame(TOPIC)])
+        keys = {key: client.dump(key) for key in client.scan_iter()}
+        log.set_shards(2)
+        client.flushall()
+        for key, value in keys.items():
+            client.restore(key, 0, value)
+        assert not log.wait({0: 1, 1: 0}, timeout_s=0.01)
+        assert log.wait({0: 0}, timeout_s=60)
+
+
 def test_what_is_sealed_leaves_the_server(server: RedisServer, tmp_path: pathlib.Path) -> None:
     with contextlib.closing(durable_log.open(f"{server.address}?shards=1&segment_directory={tmp_path}")) as log:
         assert isinstance(log, SegmentedLog)

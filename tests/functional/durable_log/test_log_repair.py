@@ -19,7 +19,7 @@ from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, numbers, read_frames
 from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
-from pubsub_api.errors import InvalidConfig
+from pubsub_api.errors import InvalidConfig, UsageError
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
 from tests.helpers.servers_db import PostgresServer, schema_of
@@ -282,6 +282,56 @@ def test_what_only_an_older_store_has_is_not_lost_when_files_take_its_place(
         assert not (pathlib.Path(log.segment_store.place) / ".moved-frames").exists()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_older_store_gets_the_shards_that_its_log_had_been_given(
+    rewound: tuple[str, Callable[[], Callable[[], None]]], monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """And each topic keeps its order: what is in its former shard comes first, also what was sealed after the copy."""
+    url, copy = rewound
+    source, topics = Source(), [f"t/{number}" for number in range(8)]
+    with opened(url) as log:
+        log.append([source.frame(topic, 2) for topic in topics])
+    restore = copy()
+    with opened(url) as log:
+        for shards in (2, 4):
+            log.append([source.frame(topic, 2) for topic in topics])
+            log.set_shards(shards)
+            log.append([source.frame(topic, 2) for topic in topics])
+            seal_all(log)
+    restore()
+    grown = url.replace("shards=1", "shards=4")  # the configuration of today
+    for place in (url, grown):
+        with pytest.raises(durable_log.SegmentsRefused, match="heliograph log repair"):
+            durable_log.open(place)
+    assert repaired(url, is_dry=True).events == 8 * 2 * 5
+    if dies:
+        with contextlib.closing(build_log(grown)) as older:
+            assert isinstance(older, SegmentedLog)
+            older.connect()
+            find_shards, had = older.find_shards, older.shards
+
+            def die(made_with: int = 0) -> None:
+                find_shards(made_with)
+                if older.shards > had:
+                    raise KeyboardInterrupt  # as if it was killed there
+
+            monkeypatch.setattr(older, "find_shards", die)
+            with pytest.raises(KeyboardInterrupt):
+                repair(older)
+    assert repaired(grown).listed > 0
+    with opened(grown) as log:
+        assert verify(log).problems == []
+        assert log.append([source.again(topic, 1, 10) for topic in topics]).events == 0
+        states = log.state()
+        assert [len(state.after) for state in states] == [0, 1, 1, 2]
+        for topic in topics:
+            assert numbers(log, source.guid, topic) == list(range(1, 11))
+            *former, home = log.shards_of(topic)
+            assert {shard for shard, _ in states[home].after} == {*former}
+        assert all(offset == states[shard].end for state in states for shard, offset in state.after)
+    assert repaired(grown).added == 0
+
+
 def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_next(
     rewound: tuple[str, Callable[[], Callable[[], None]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +352,17 @@ def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_nex
         assert numbers(log, after.guid, "t") == list(range(1, 21))
         assert log.streams(0)[-1].missing == ()
         check_consistent(log)
+
+
+def test_a_shard_that_an_older_store_lacks_is_told_to_who_has_the_log_open(postgres: PostgresServer) -> None:
+    url = f"{postgres.new_schema()}&shards=1"
+    with opened(url) as log:
+        restore = copier(postgres, url)()
+        log.set_shards(2)
+        restore()
+        with pytest.raises(UsageError, match="no shard 1 any more"):
+            log.read(1, 0)
+        assert [one.shard for one in log.state()] == [0]
 
 
 def test_a_store_that_went_back_while_it_was_open_is_not_sealed(server: RedisServer, tmp_path: pathlib.Path) -> None:

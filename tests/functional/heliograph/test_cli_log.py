@@ -153,6 +153,17 @@ def test_info_tells_what_retention_by_topic_has_dropped(
     assert "retention by topic has dropped 10 events" in capsys.readouterr().out
 
 
+def test_a_log_gets_shards_also_when_the_configuration_says_the_new_number_already(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(url)
+    grown = url.replace("shards=2", "shards=4")
+    assert main(["log", "info", "--log", grown]) == exits.USAGE
+    assert "'heliograph log set-shards' gives it more" in capsys.readouterr().err
+    assert answer(capsys, "set-shards", "4", "--log", grown) == [{"shards": 4, "has_grown": True}]
+    assert answer(capsys, "set-shards", "4", "--log", url) == [{"shards": 4, "has_grown": False}]
+
+
 def test_seal_verify_and_trim(url: str, capsys: pytest.CaptureFixture[str], shard: int) -> None:
     fill(url)
     [sealed] = answer(capsys, "seal", "--log", url)

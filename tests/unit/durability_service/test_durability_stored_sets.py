@@ -270,6 +270,45 @@ def test_a_deletion_is_not_forgotten_before_what_it_covers_is_gone() -> None:
     assert not service.set.deletions
 
 
+def test_deletions_that_come_faster_than_buckets_are_cleaned_do_not_keep_a_bucket_waiting() -> None:
+    service = Service(rules=TopicRules())
+    service.add(*map(sample, range(1, 50)), *(sample(number, "stays") for number in range(1, 50)))
+    for number in range(BUCKETS):
+        service.set.delete(Deletion("a", 100 + number))
+        service.set.clean_some(1)
+    assert {one.topic for one in service.set} == {"stays"}
+
+
+def test_what_is_deleted_is_the_same_however_many_deletions_there_are() -> None:
+    """The newest for each topic is remembered."""
+    chance = random.Random(1)
+    service = Service(rules=TopicRules())
+    for number in range(60):
+        service.set.delete(Deletion(chance.choice(["a/+", "a/x", "b/#", "c"]), chance.randrange(100)))
+        if number % 20 == 19:
+            service.set.sweep(0, 0 if service.set.is_cleaning else number)
+        for topic in ("a/x", "a/y", "b", "c", "d"):
+            one = sample(chance.randrange(100), topic)
+            assert service.set.is_deleted(one) == any(found.covers(one) for found in service.set.deletions)
+
+
+def test_a_start_does_not_look_again_for_what_was_deleted_and_is_gone() -> None:
+    rig, node, _ = a_cold_service()
+    held = rig.held("a")
+    held.delete([Deletion("b/#", EPOCH_NS)])
+    rig.run()
+    assert not held.set.is_cleaning
+    assert node.core is not None
+    node.core.keepers[held.name].upkeep.renew()
+    rig.run()
+    again = Holding(
+        ServiceSettings(node="a", buckets=held.set.bucket_count), SPACE, NamespacePolicy(),
+        node.disk.open()[held.name], 0.0, BucketMemory(0, node.disk),
+    )  # fmt: skip
+    assert again.set.deletions == held.set.deletions
+    assert not again.set.is_cleaning
+
+
 def test_a_row_that_is_not_what_was_written_is_found_when_it_is_read() -> None:
     service = Service(rules=TopicRules())
     service.add(*map(sample, range(1, 50)))

@@ -29,7 +29,7 @@ PRODUCT = (*LIBRARIES, "heliograph")
 PACKAGE_LINES_MAX = {
     "drivers": 20_270,
     "durability_service": 10_280,
-    "durable_log": 8_580,
+    "durable_log": 8_640,
     "heliograph": 11_250,
     "nb_api": 17_500,
     "publisher_service": 3_420,
