@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -46,12 +47,22 @@ def add_verbs(
     The summary of a verb is its line in the description of the command, and its examples are the command's examples
     that use it.
     """
-    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    parser.formatter_class = _VerbsInDescription
+    subparsers = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in description.splitlines() if line.startswith("  ")}
     for name in verbs:
-        parser = add_parser(subparsers, name, lines[name], lines[name], examples_of(name, examples))
+        sentence = f"{lines[name][0].upper()}{lines[name][1:]}."
+        parser = add_parser(subparsers, name, lines[name], textwrap.fill(sentence, 120), examples_of(name, examples))
         yield name, parser
         add_troubleshooting(parser)
+
+
+class _VerbsInDescription(argparse.RawDescriptionHelpFormatter):
+    """Does not list the verbs a second time."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, argparse._SubParsersAction):
+            super().add_argument(action)
 
 
 def examples_of(verb: str, examples: str) -> str:

@@ -1,11 +1,5 @@
 """Fixtures for tests of programs that use Heliograph; pytest loads them by itself where Heliograph is installed.
 
-=====================  ===========================================================================================
-``heliograph_bus``     a bus in memory with faults to switch on: ``lose``, ``delay``, ``cut``, ``heal``
-``heliograph_system``  a database on that bus; makes a ``writer``, a ``cache``, a ``controller``; ``restart``
-``heliograph_time``    the time of that system's controllers: ``advance`` moves it
-=====================  ===========================================================================================
-
 Heliograph is not imported before a test uses one of them.
 """
 
@@ -24,6 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def heliograph_bus() -> Iterator[MemoryBus]:
+    """A bus in memory with faults to switch on: `lose`, `delay`, `cut`, `heal`."""
     from nb_api.testing.memory_system import MemoryBus
 
     with MemoryBus() as bus:
@@ -32,6 +27,7 @@ def heliograph_bus() -> Iterator[MemoryBus]:
 
 @pytest.fixture
 def heliograph_system(tmp_path: pathlib.Path, heliograph_bus: MemoryBus) -> Iterator[MemorySystem]:
+    """A database on that bus; makes a `writer`, a `cache`, a `controller`; `settle`, `advance`, `restart`."""
     from nb_api.testing.memory_system import MemorySystem
 
     with MemorySystem(tmp_path, heliograph_bus) as system:
@@ -40,4 +36,5 @@ def heliograph_system(tmp_path: pathlib.Path, heliograph_bus: MemoryBus) -> Iter
 
 @pytest.fixture
 def heliograph_time(heliograph_system: MemorySystem) -> VirtualTime:
+    """The time of that system's controllers, which stands still until it is moved."""
     return heliograph_system.time

@@ -30,7 +30,7 @@ def make_file(path: pathlib.Path) -> None:
     UnsafeFile for a symbolic link or where others could replace the file, and DbUnavailable.
     """
     if not path.parent.is_dir():
-        raise InvalidConfig(f"the directory of the database {path} does not exist: make {path.parent}")
+        raise InvalidConfig(f"the directory of {path} does not exist: make {path.parent}, or give another URL")
     if path.is_dir():
         raise InvalidConfig(f"the database {path} is a directory")
     try:

@@ -255,7 +255,7 @@ def purge(db: sqlite3.Connection, generation: int) -> int:
     """Remove a bounded number of rows.  Returns how many went: none when nothing is left."""
     for table in ("bucket", "change"):
         gone = db.execute(
-            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE generation = ?1 LIMIT ?2)",
+            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE generation = ? LIMIT ?)",
             (generation, PURGE_ROWS),
         ).rowcount
         if gone:

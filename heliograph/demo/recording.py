@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 
 from heliograph.terminal.console import PipeConsole
+from pubsub_api.errors import UsageError
 
 _COLUMNS = 120
 _TITLE = "heliograph demo"
+
+
+def check_place(path: pathlib.Path) -> None:
+    """Raises UsageError when `save` could not write there: said before the demonstration, not after it."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written")
 
 
 def recording_console() -> PipeConsole:

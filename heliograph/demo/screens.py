@@ -62,7 +62,7 @@ class PlainScreen(Screen):
 
     def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
         reached = [process.state["revision"] for process, _ in controllers if "revision" in process.state]
-        if reached and time.monotonic() - self._last >= _LINE_INTERVAL_S:
+        if reached and len(reached) == len(controllers) and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
             lags = sorted(max(0, revision - one) for one in reached)
             line = f"{revision} changes; behind: {lags[len(lags) // 2]} (median), {lags[-1]} (most)"

@@ -108,6 +108,7 @@ class Demonstration:
             self._wait(lambda: "address" in self._service.state, "the publisher service to start")
             self._address = self._service.state["address"]
             self._say(f"a publisher service at {self._address}, driver {plan.driver}")
+        self._say(f"{plan.controllers} controllers and {plan.writers} writers are starting")
         self._writers = self._launch("writers")
         for number in range(1, plan.controllers + 1):
             self._controllers.append(self._launch("controller", number))

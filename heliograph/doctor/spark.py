@@ -7,7 +7,7 @@ import os
 from heliograph.doctor.findings import CheckContext, Finding
 
 MEMORY_BYTES_MIN = 2 * 1024**3
-_REMEDY = "pip install 'heliograph[spark]', which brings both"
+_REMEDY = "pip install 'heliograph[spark]', which brings Spark and a Java"
 
 
 def check_spark(_context: CheckContext) -> list[Finding]:

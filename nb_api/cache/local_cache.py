@@ -88,9 +88,9 @@ class LocalCache(WholeCache, VerifiedCopy):
         self._db = nb.db
         filters = [EVERYTHING] if topics is None else list(topics)
         self._core = CacheCore(tables, filters, tombstones_max=notify_config.TOMBSTONES_MAX, where=where)
-        self._turn = Turn(self._check_usable)
+        self._turn = Turn(self.check_usable)
         """Held while the copy changes and is told of; not while the database is read.  Callbacks may change topics."""
-        self._indexes = CacheIndexes(self._core, self._tables, self._check_usable)
+        self._indexes = CacheIndexes(self._core, self._tables, self.check_usable)
         self._subscriptions = Subscriptions(nb.conf, self._turn, self._core.want_differences, self.is_synced)
         self.first = self._subscriptions.add(on_changes)
         """The consumer that the cache was made with."""
@@ -119,15 +119,18 @@ class LocalCache(WholeCache, VerifiedCopy):
     # -- reading
 
     def get(self, table: str, key: str) -> DbObject:
-        """The object as this copy has it.  Raises ObjectNotFound."""
-        self._check_usable()
+        """The object as this copy has it.  Raises ObjectNotFound, and UsageError for a table that is not followed."""
+        self.check_usable()
         if (found := self._core.find(table, key)) is not None:
             return found
+        self._core.check_followed((table,))
         raise ObjectNotFound(f"{table} {key!r} is not in the local cache")
 
     def get_all(self, table: str, *, topics: Sequence[str] | None = None) -> list[DbObject]:
-        """The objects of a table, by key, as `NbApi.get_all` gives them."""
-        self._check_usable()
+        """The objects of a table, by key, as `NbApi.get_all` gives them.  Raises UsageError for a table that is not
+        followed: of that one nothing is known."""
+        self.check_usable()
+        self._core.check_followed((table,))
         return self._core.find_all(table, None if topics is None else FilterSet(topics))
 
     @property
@@ -147,7 +150,7 @@ class LocalCache(WholeCache, VerifiedCopy):
         """
         if not isinstance(self.first.queue, ChangeQueue):
             raise UsageError("this cache calls back; make one without on_changes to iterate")
-        self._check_usable()
+        self.check_usable()
         yield from self.first.changes(timeout_s=timeout_s)
 
     def subscribe(self, on_changes: OnChanges | None = None, *, tables: Iterable[str] | None = None) -> Subscription:
@@ -193,7 +196,7 @@ class LocalCache(WholeCache, VerifiedCopy):
         and logged; the object is in the copy and not in this index.  Blocks while the objects that are there are
         indexed.  Raises UsageError, also in an index function.
         """
-        self._check_usable()
+        self.check_usable()
         if function is None:
             return self._indexes.get(name)
         with self._turn:
@@ -233,7 +236,7 @@ class LocalCache(WholeCache, VerifiedCopy):
 
         Raises WaitTimeout when a callback takes longer.
         """
-        self._check_usable()
+        self.check_usable()
         if not self._turn.wait_free(timeout_s):
             raise WaitTimeout(f"a callback of the local cache has not returned within {timeout_s} s")
 
@@ -338,14 +341,14 @@ class LocalCache(WholeCache, VerifiedCopy):
     def pause(self, seconds: float) -> None:
         """What waits in the thread waits here.  Raises Closed."""
         self._source.sleep(seconds)
-        self._check_usable()
+        self.check_usable()
 
     # -- changing, and passing changes on
 
     def change(self, work: Callable[[], list[Difference]]) -> None:
         """Change the copy and pass the differences on, one thread at a time.  Raises Closed."""
         with self._turn:
-            self._check_usable()
+            self.check_usable()
             with self._indexes.moment:
                 differences = work()
             self._after_change(differences, time.monotonic())
@@ -383,7 +386,7 @@ class LocalCache(WholeCache, VerifiedCopy):
         """Do what is due.  Returns for how long there is nothing to do."""
         task, wait_s = self._requests.take(self._subscriptions.due)
         try:
-            self._check_usable()
+            self.check_usable()
             self._call_again()
             if task is not None:
                 self._attempt(task)
@@ -475,14 +478,14 @@ class LocalCache(WholeCache, VerifiedCopy):
         self._source.end()
         self._stop_verification()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         if self._is_closed:
             raise Closed("the local cache is closed")
         if self._is_inherited:
             raise Forked("a local cache does not live on in a forked child: make a new one there")
 
     def _check_changeable(self) -> None:
-        self._check_usable()
+        self.check_usable()
         self._indexes.check_not_indexing()
 
     def after_fork_in_child(self) -> None:

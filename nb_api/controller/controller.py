@@ -236,7 +236,7 @@ def owner_map_of(view: CacheView[Any], tables: Sequence[str] | None, owners: Map
         if tables not in (None, [only]):
             raise UsageError(f"the controller works on table {only!r}, whose class it was given: leave tables out")
         tables = [only]
-    cache.get_all("")  # refuses when the copy cannot be read
+    cache.check_usable()
     for table in (*(tables or ()), *(owners or ())):
         if not cache.is_followed(table):
             raise UsageError(f"table {table!r} is not followed by this cache: nothing would ever run for it")

@@ -61,7 +61,7 @@ class VerifiedCopy(Closeable):
 
         Cheap.  Blocks at most while a batch of changes is applied.
         """
-        self._check_usable()
+        self.check_usable()
         with self._turn:
             return self._core.digests()
 
@@ -102,12 +102,12 @@ class VerifiedCopy(Closeable):
             LOG.info("LocalCache: %s", error)
 
     def _check_waiting(self) -> None:
-        self._check_usable()
+        self.check_usable()
         if self._turn.is_mine:
             raise UsageError("a callback cannot wait for the cache that calls it")
 
     @abc.abstractmethod
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         """Raises Closed, Forked."""
 
     # -- what the verifier calls
@@ -136,4 +136,4 @@ class VerifiedCopy(Closeable):
     def wait(self, seconds: float) -> None:
         with self._requests.changed:
             self._requests.changed.wait(seconds)
-        self._check_usable()
+        self.check_usable()

@@ -199,8 +199,8 @@ class AfterCommitPublisher:
             if not self._changed.wait_for(lambda: self._settled() >= goal, timeout_s):
                 why = f": {self._failure}" if self._failure else ""
                 raise WaitTimeout(
-                    f"{goal - self._settled()} changes are stored and not confirmed as published after {timeout_s} s"
-                    f"{why}. They stay in the outbox"
+                    f"stored, and not confirmed as published after {timeout_s} s{why}. Left to the outbox: "
+                    f"{goal - self._settled()}"
                 ) from self._failure
 
     def _settled(self) -> int:

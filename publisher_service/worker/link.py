@@ -194,7 +194,7 @@ class WorkerLink:
                 self._is_idle = not ready and position == self._core.position
                 if sock is not None:
                     poll.unregister(sock)
-                    if sock is self._sock:
+                    if sock is self._sock and not self._is_stopping:  # the service closes it after the goodbye
                         self._handle(ready.get(sock.fileno(), 0))
                 self._close_lost()
         with self._lock:

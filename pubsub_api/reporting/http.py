@@ -117,5 +117,5 @@ def listen(host: str, port: int, what: str) -> tuple[socket.socket, str]:
         listener.listen(64)
     except OSError as error:
         listener.close()
-        raise AddressInUse(f"{what} cannot be told at {shown}:{port}: {error}") from error
+        raise AddressInUse(f"{what} cannot be served at {shown}:{port}: {error}") from error
     return listener, f"http://{shown}:{listener.getsockname()[1]}"

@@ -206,8 +206,8 @@ class Dispatch:
         except BaseException as error:
             self.callback_errors += 1
             failure, event = f"{type(error).__name__}: {error}", call.batch[call.place]
-            LOG.exception("Shared subscription: the callback failed at offset %d of %s, attempt %d", event.offset,
-                          event.topic, event.attempt)  # fmt: skip
+            LOG.exception("Shared subscription: the callback failed for %s %r, offset %d of %s, attempt %d",
+                          event.table, event.key, event.offset, event.topic, event.attempt)  # fmt: skip
         self._after_batch(call, failure)
 
     def _goes_on(self, call: HandlerCall) -> bool:

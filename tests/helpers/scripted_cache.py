@@ -59,6 +59,9 @@ class ScriptedCache(WholeCache):
     def is_followed(self, table: str) -> bool:
         return self.followed is None or table in self.followed
 
+    def check_usable(self) -> None:
+        """A controller may begin, and finds out by itself that the cache is closed."""
+
     def get(self, table: str, key: str) -> DbObject:
         if self.is_closed:
             raise Closed("closed")

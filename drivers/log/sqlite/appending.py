@@ -62,9 +62,9 @@ class _Appending:
 
     def append(self, shard: int, frames: Sequence[tuple[Header, bytes]], now_ns: int) -> None:
         (start, size, before_ns, last) = self._connection.execute(
-            'SELECT "end", bytes, appended_ns, (SELECT max(id) FROM frames WHERE id BETWEEN ?2 AND ?3) '
-            "FROM shards WHERE shard = ?1",
-            (shard, row_id(shard, 0), row_id(shard + 1, 0) - 1),
+            'SELECT "end", bytes, appended_ns, (SELECT max(id) FROM frames WHERE id BETWEEN ? AND ?) '
+            "FROM shards WHERE shard = ?",
+            (row_id(shard, 0), row_id(shard + 1, 0) - 1, shard),
         ).fetchone()
         if last is not None and last >= row_id(shard, start):
             raise wrong_end(shard)

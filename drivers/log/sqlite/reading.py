@@ -68,9 +68,10 @@ def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max:
         return HotRead(found, [])
     query = (
         f"SELECT {COLUMNS} FROM frames "
-        "WHERE id >= coalesce((SELECT max(id) FROM frames WHERE id BETWEEN ?1 AND ?2), ?2) AND id < ?3 ORDER BY id"
+        "WHERE id >= coalesce((SELECT max(id) FROM frames WHERE id BETWEEN ? AND ?), ?) AND id < ? ORDER BY id"
     )
-    span = (row_id(shard, 0), row_id(shard, offset), row_id(shard, found.end))
+    begin = row_id(shard, offset)
+    span = (row_id(shard, 0), begin, begin, row_id(shard, found.end))
     rows = connection.execute(query, span)
     frames = take_sound(rows, shard, offset, events_max=events_max, bytes_max=bytes_max)
     if not frames:  # look closer: this raises, and knows what is wrong
@@ -87,11 +88,11 @@ def read_stream(
     if found is None:
         return []
     query = (
-        f"SELECT {COLUMNS} FROM frames WHERE stream = ?1 AND first <= ?3 AND first >= "
-        "coalesce((SELECT max(first) FROM frames WHERE stream = ?1 AND first <= ?2), 0) AND first + count > ?2 "
+        f"SELECT {COLUMNS} FROM frames WHERE stream = ? AND first <= ? AND first >= "
+        "coalesce((SELECT max(first) FROM frames WHERE stream = ? AND first <= ?), 0) AND first + count > ? "
         "ORDER BY first"
     )
-    with _closing(connection.execute(query, (*found, first, last))) as rows:
+    with _closing(connection.execute(query, (*found, last, *found, first, first))) as rows:
         # Of one shard, unless the log has got more of them lately.
         stored = (
             one for shard, some in itertools.groupby(rows, key=shard_of_row)

@@ -16,7 +16,7 @@ from durable_log.storage.segmented import RestoredShard, used_meanwhile
 
 def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:
     rows = connection.execute(
-        "SELECT entry FROM segments WHERE ?1 IS NULL OR shard = ?1 ORDER BY shard, first", (shard,)
+        "SELECT entry FROM segments WHERE ? IS NULL OR shard = ? ORDER BY shard, first", (shard, shard)
     )
     return [entry for (entry,) in rows]
 
@@ -52,8 +52,8 @@ def drop(connection: sqlite3.Connection, shard: int, start: int, sealed: int) ->
     connection.execute("DELETE FROM segments WHERE shard = ? AND first < ?", (shard, start))
     size = _remove_frames(connection, shard, 0, start)
     connection.execute(
-        "UPDATE shards SET start = max(start, ?1), sealed = max(sealed, ?1), bytes = bytes - ?2 WHERE shard = ?3",
-        (start, size, shard),
+        "UPDATE shards SET start = max(start, ?), sealed = max(sealed, ?), bytes = bytes - ? WHERE shard = ?",
+        (start, start, size, shard),
     )
     return True
 

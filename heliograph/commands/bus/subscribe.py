@@ -59,10 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'one JSON object per event; a resync is {"resync": ...}, counters {"statistics": ...}')
 
 
+_newest = options.number(int, lambda value: value >= 1, "all, or a whole number of 1 or more")
+
+
 def _history(text: str) -> History:
     if text == "all":
         return History()
-    return History(newest=options.positive_int(text))
+    return History(newest=_newest(text))
 
 
 def _durability(text: str) -> Durability:

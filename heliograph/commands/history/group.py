@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.opening.logs import add_log, opened_log
-from heliograph.output import Output, counted, event_record
+from heliograph.output import Output, counted, event_record, note
 from heliograph.process_report import add_process_report, group_numbers, log_numbers, reporting_process
 from heliograph.terminal.confirming import is_confirmed
 from heliograph.terminal.long_running import wait_until_end
@@ -211,11 +211,14 @@ def _letters(args: argparse.Namespace, output: Output) -> int:
     with opened_log(args) as log:
         groups.get(log, args.name)
         first = 0 if args.all else redriving.progress(log, args.name).until
+        one = None
         for one in redriving.letters(log, args.name, first):
             event = one.event
             line = f"{one.offset} {event.topic} {event.action} {event.table}/{event.key} v{event.version}: {one.reason}"
             record = {"offset": one.offset, "reason": one.reason, "attempts": one.attempts, **event_record(event)}
             output.result(record, line)
+    if one is None:
+        note(f"heliograph group: {args.name} has no dead letters{'' if args.all else ' that were not redriven'}")
     return exits.OK
 
 
@@ -345,7 +348,8 @@ def _print_group(output: Output, view: GroupView) -> None:
         (one.stream, one.source or "none", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
         for one in reversed(view.status.moves[-10:])
     ]
-    output.table("last moves", ("partition", "from", "to", "because", "when"), moves)
+    if moves:
+        output.table("last moves", ("partition", "from", "to", "because", "when"), moves)
     output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
 
 

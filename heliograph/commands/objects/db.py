@@ -28,7 +28,7 @@ publishes it later; the command then says so and ends with exit code 3.
 EXAMPLES = """\
   heliograph db create port p1 '{"up": false}' --topic tenant-7 --db sqlite:///tmp/objects.db
   heliograph db get port p1
-  heliograph db set port p1 '{"up": true}' --expected-version 1 --config-file /etc/heliograph/heliograph.conf
+  heliograph db set port p1 '{"up": true}' --expected-version 5412419 --config-file /etc/heliograph/heliograph.conf
   heliograph db list port --topics 'tenant-7/#' --json
   heliograph db delete port p1 --expected-version 2
   heliograph db watch --tables port --count 10
@@ -160,6 +160,8 @@ def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
             counts = collections.Counter(found.table for found in snapshot)
         for table, count in sorted(counts.items()):
             output.result({"table": table, "objects": count}, f"{table} {count:,}")
+        if not counts and nb.db.revision():
+            note("heliograph db: there are no objects")
         return exits.OK
     found = nb.get_all(args.table, topics=args.topics)
     for one in found:

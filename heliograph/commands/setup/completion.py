@@ -47,7 +47,7 @@ complete -c heliograph -a '(__heliograph_words)'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=[*_SCRIPTS, "words"], help=f"one of {', '.join(_SCRIPTS)}")
+    parser.add_argument("shell", metavar="SHELL", type=_shell, help=f"one of {', '.join(_SCRIPTS)}")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
@@ -57,6 +57,13 @@ def run(args: argparse.Namespace, _output: Output) -> int:
     else:
         sys.stdout.write(_SCRIPTS[args.shell])
     return exits.OK
+
+
+def _shell(text: str) -> str:
+    """Also takes the word with which the scripts ask; the error does not offer that one."""
+    if text not in (*_SCRIPTS, "words"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_SCRIPTS)}")
+    return text
 
 
 def candidates(words: list[str]) -> list[str]:

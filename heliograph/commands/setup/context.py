@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from heliograph import exits, options
 from heliograph.opening import targets
-from heliograph.opening.databases import add_db
-from heliograph.opening.logs import add_log
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -40,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             verb.add_argument("name", metavar="NAME", help="the context")
         if name == "add":
             options.add_bus(verb, "driver and address of the bus")
-            add_db(verb)
-            add_log(verb)
-            options.add_config_file(verb)
+            verb.add_argument("--db", metavar="URL", help="the database, as in sqlite:///tmp/objects.db")
+            verb.add_argument("--log", metavar="URL", help="the durable log, as in sqlite:///dir/log.db")
+            options.add_config_file(verb, "read options from FILE; may be repeated, later files win")
         options.add_json(verb, "JSON objects, one per line")
         verb.set_defaults(run=run)
 
@@ -75,6 +73,9 @@ def _add(args: argparse.Namespace, known: targets.Contexts) -> bool:
     context = {name: getattr(args, name) for name in targets.VARIABLES if getattr(args, name)}
     if not context:
         _refuse("a context needs at least one of --bus, --db, --log and --config-file")
+    for name in ("bus", "db", "log"):
+        if "://" not in (url := context.get(name, "://")):
+            _refuse(f"--{name} {url!r} is no URL: write driver://...")
     known.contexts[args.name] = context
     known.current = known.current or args.name
     return True

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plan = make_plan(args)
     check_server(plan)
     if args.svg is not None:
+        recording.check_place(args.svg)
         output.console = console = recording.recording_console()
     with _screen(output) as screen:
         outcome = Demonstration(plan, screen).run()

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    source = ", ".join(args.config_file) or ("the URL" if args.bus else "the embedded defaults")
+    source = ", ".join(args.config_file) or ("the URL" if args.bus else "the defaults")
     context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout, args.log)
     findings: list[Finding] = []
     for check in CHECKS:

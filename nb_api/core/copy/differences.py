@@ -68,6 +68,9 @@ class Created(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     def version(self) -> int:
         return self._entry.version
 
+    def __repr__(self) -> str:
+        return f"Created(object={self._entry.named(self.table, self.key)!r})"
+
 
 class Updated(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     """An object has a newer version."""
@@ -89,6 +92,10 @@ class Updated(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     def version(self) -> int:
         return self._entry.version
 
+    def __repr__(self) -> str:
+        before = self._entry_before.named(self.table, self.key)
+        return f"Updated(object={self._entry.named(self.table, self.key)!r}, {before=!r})"
+
 
 class Deleted(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     """An object is gone from this copy; ``reason`` tells whether it is gone from the database."""
@@ -106,6 +113,10 @@ class Deleted(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
     def object(self) -> DbObject[V_co]:
         """As it was last."""
         return self._entry.named(self.table, self.key)
+
+    def __repr__(self) -> str:
+        held = self._entry.named(self.table, self.key)
+        return f"Deleted(object={held!r}, version={self.version}, reason={self.reason!r}, moved_to={self.moved_to!r})"
 
 
 class Resynced(msgspec.Struct, frozen=True):

@@ -93,6 +93,10 @@ class IndexData:
                 raise TypeError("the function of an index with multiple values gives several values, not one text")
             values = tuple(dict.fromkeys(value))
             return values or None
+        if isinstance(value, list | set | dict):
+            raise TypeError(
+                f"a {type(value).__name__} is no value of an index; with multiple=True each of its elements is"
+            )
         hash(value)
         return value
 

@@ -65,6 +65,9 @@ def test_a_database_that_nobody_ever_wrote_to_is_told(run: Run, url: str, capsys
     run("db", "create", "port", "p1", "1", "--topic", "tenant-7")
     assert main(["db", "list", "--db", url]) == exits.OK
     assert capsys.readouterr().err == ""
+    run("db", "delete", "port", "p1")
+    assert main(["db", "list", "--db", url]) == exits.OK
+    assert capsys.readouterr().err == "heliograph db: there are no objects\n"
 
 
 def test_what_cannot_be_done_ends_with_its_exit_code(run: Run) -> None:

@@ -37,7 +37,7 @@ class Reader:
         self._environment["PATH"] = f"{binaries}{os.pathsep}{os.environ['PATH']}"
 
     def write(self, name: str, text: str) -> None:
-        text = text.replace("8866", self._port).replace("/run/heliograph", f"{self._directory}/run")
+        text = text.replace("8866", self._port).replace("/tmp/heliograph", f"{self._directory}/run")
         (self._directory / name).write_text(text.replace("sqlite:///tmp/", f"sqlite://{self._directory}/"))
 
     def type(self, text: str) -> str:

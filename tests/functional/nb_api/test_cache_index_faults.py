@@ -113,6 +113,25 @@ def test_a_consumer_of_tables_that_are_not_followed_is_refused(nb: NbApi) -> Non
         cache.subscribe(tables=["of any name"]).close()
 
 
+def test_of_a_table_that_is_not_followed_nothing_is_known(nb: NbApi) -> None:
+    nb.create("prot", "p1", 1, topic="t")
+    with LocalCache(nb, tables=["port"]) as cache:
+        with pytest.raises(UsageError, match="table 'prot' is not followed by this cache"):
+            cache.get_all("prot")
+        with pytest.raises(UsageError, match="table 'prot' is not followed by this cache"):
+            cache.get("prot", "p1")
+        assert cache.get_all("port") == []
+
+
+def test_a_list_as_the_value_of_an_index_names_the_way_out(nb: NbApi, caplog: pytest.LogCaptureFixture) -> None:
+    nb.create("port", "p1", {"tags": ["a", "b"]}, topic="t")
+    with LocalCache(nb, tables=["port"]) as cache:
+        cache.wait_synced(timeout_s=60)
+        index = cache.index("by_tag", lambda port: port.value["tags"])
+        assert [*index.failed] == ["p1"]
+    assert "with multiple=True each of its elements is" in caplog.text
+
+
 @pytest.mark.parametrize("function", [5, "net", ()])
 def test_an_index_is_made_of_a_function(nb: NbApi, function: Any) -> None:
     with LocalCache(nb, tables=["port"]) as cache, pytest.raises(UsageError):

@@ -122,3 +122,13 @@ def test_an_idle_worker_notices_that_the_service_ended_and_finds_the_next(host: 
             wait_until(lambda: not worker.statistics().is_connected, START_S, "the end of the connection")
         assert worker.statistics().link.disconnects == 3
         assert worker.statistics().link.resent_batches == 0
+
+
+def test_a_worker_that_ends_does_not_complain_that_the_service_closed_the_connection(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PublisherService(host.conf()):
+        for number in range(1, 51):
+            with multiproc.worker_publisher(host.conf()) as worker:
+                worker.send_event(event(number))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []

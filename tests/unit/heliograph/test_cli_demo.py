@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_without_pyzmq_it_goes_on_in_memory_and_says_so(
     assert (plan.driver, plan.in_threads, plan.url) == ("memory", True, demo.MEMORY_URL)
     assert "needs the Python library 'zmq'; the demonstration goes on" in capsys.readouterr().err
     assert main.main(["demo", "--bus", "zmq://127.0.0.1:0"]) == exits.ENVIRONMENT
+
+
+def test_a_picture_that_could_not_be_written_is_refused_at_the_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    for place in (tmp_path, tmp_path / "missing" / "demo.svg"):
+        assert main.main(["demo", "--driver", "memory", "--svg", str(place)]) == exits.USAGE
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err) == ("", f"heliograph demo: {place} cannot be written\n")
 
 
 @pytest.mark.parametrize(

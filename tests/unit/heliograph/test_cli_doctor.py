@@ -244,7 +244,7 @@ def test_a_server_that_is_absent(capsys: pytest.CaptureFixture[str], closed_port
 # -- the host
 
 
-PATIENT = CheckContext(new_conf, "the embedded defaults", [], 1.0)
+PATIENT = CheckContext(new_conf, "the defaults", [], 1.0)
 
 
 def only(found: list[Finding]) -> Finding:

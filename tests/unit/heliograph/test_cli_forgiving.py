@@ -237,6 +237,8 @@ def test_a_topic_given_twice_is_refused(capsys: Captured) -> None:
                                "(try heliograph drivers --help)"),
         (["drivers", "--log-level", "inof"], "heliograph drivers: argument --log-level: 'inof' is none of debug, info, "
                                              "warning, error: did you mean info? (try heliograph drivers --help)"),
+        (["completion", "fsh"], "heliograph completion: argument SHELL: 'fsh' is none of bash, zsh, fish "
+                                "(try heliograph completion --help)"),
         (["xyzzy"], "heliograph: there is no command 'xyzzy' (try heliograph --help)"),
     ],
 )  # fmt: skip

@@ -131,8 +131,13 @@ def test_the_help_of_every_verb_has_an_example_and_explains_every_argument() -> 
         if parser is not whole and parser.add_help:  # `bench` has its own
             assert parser.prog in (parser.epilog or ""), parser.prog
         assert max(map(len, (parser.description or "").splitlines()), default=0) <= 120, parser.prog
+        assert parser.format_help().count(f"\n  {_first_verb(parser)} ") <= 1, "verbs are listed once"
         unexplained = [one.dest for one in parser._actions if one.help is None]
         assert not set(unexplained) - {"command", "verb", "job"}, parser.prog
+
+
+def _first_verb(parser: argparse.ArgumentParser) -> str:
+    return next(iter(parsing.subparsers_of(parser)), "-")
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

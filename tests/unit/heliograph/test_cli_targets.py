@@ -114,6 +114,7 @@ def test_a_context_is_used_and_named(
         (["context", "remove", "nowhere"], "there is no context 'nowhere'"),
         (["context", "add", "empty"], "needs at least one of"),
         (["context", "add", "", "--bus", "memory://a"], "'' is no name"),
+        (["context", "add", "a", "--db", "objects.db"], "--db 'objects.db' is no URL: write driver://..."),
         (["context", "add", "a\nb", "--bus", "memory://a"], "'a\\nb' is no name"),
         (["db", "list", "--context", "nowhere"], "there is no context 'nowhere'"),
     ],

@@ -35,7 +35,7 @@ PACKAGE_LINES_MAX = {
     "publisher_service": 3_420,
     "pubsub_api": 19_050,
     "shared_subscriptions": 10_600,
-    "spark_pipeline": 5_340,
+    "spark_pipeline": 5_400,
 }
 """Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
 
@@ -47,6 +47,8 @@ UNLIMITED = {pathlib.Path(name) for name in ("etc/heliograph.conf", "docs/module
 # Spelt with character classes, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|X{3})\b")
 MACHINE = re.compile(r"(?<![\w.])/(?:hom[e]|User[s]|roo[t]|wor[k])/\w|--(?:extra-)?index-ur[l]|PIP_INDE[X]")
+NUMBERED = re.compile(r"[\s=(]\?[0-9]\b")
+"""A numbered placeholder of SQL, of which Python 3.12 warns before 3.12.4."""
 
 
 def text_files() -> list[pathlib.Path]:
@@ -156,6 +158,10 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     assert matching_lines(MACHINE) == []
 
 
+def test_placeholders_of_sql_have_no_numbers() -> None:
+    assert matching_lines(NUMBERED) == []
+
+
 @pytest.mark.parametrize("package", [name for name in LIBRARIES if (ROOT / name).is_dir()])
 def test_libraries_do_not_print(package: str) -> None:
     prints = [
@@ -200,6 +206,7 @@ def test_the_changelog_has_this_version_and_a_place_for_what_comes_after_it() ->
         (UNFINISHED, "EMXIF"),
         (MACHINE, "x/oj/emoh/ dc"),
         (MACHINE, "niam/krow/"),
+        (NUMBERED, "1? = drahs EREHW"),
         (MACHINE, "elpmaxe//:sptth lru-xedni-- llatsni pip"),
     ],
 )

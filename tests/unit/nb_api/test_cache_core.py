@@ -220,3 +220,10 @@ def test_names_of_topics_are_kept_once(core: CacheCore) -> None:
     load(core, 2, row(1, topic="".join("t")), row(2, key="l", topic="".join(["", "t"])))
     topics = {id(entry.topic) for entry in core.tables["port"].values()}
     assert len(topics) == 1
+
+
+def test_a_change_prints_the_object_and_not_what_the_cache_holds() -> None:
+    now, before = row(2, value=[1]), row(1)
+    assert repr(created(now)) == f"Created(object={now!r})"
+    assert repr(updated(now, before)) == f"Updated(object={now!r}, before={before!r})"
+    assert repr(deleted(now, 3)) == f"Deleted(object={now!r}, version=3, reason='deleted', moved_to=None)"

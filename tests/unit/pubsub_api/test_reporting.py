@@ -218,7 +218,7 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_an_address_that_is_taken(endpoint: reporting.Endpoint) -> None:
-    with pytest.raises(AddressInUse, match="metrics cannot be told"):
+    with pytest.raises(AddressInUse, match="metrics cannot be served"):
         reporting.serve(endpoint.url.removeprefix("http://"))
     endpoint.close()
     endpoint.close()
