@@ -1,7 +1,8 @@
 """What a `Controller` adds to each run of its function, and how many runs a burst of changes causes.
 
-The function does nothing, so what is measured is queue, locks, threads and requests.  The first runs are those of every
-object of a complete copy.  Then a hundred keys change a thousand times each, as fast as the database commits it.
+The function does nothing, so what is measured is queue, locks and requests: one worker makes a run for every object of a
+complete copy.  Several workers wake each other for the next key, which is measured as well.  Then a hundred keys change a
+thousand times each, as fast as the database commits it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import collections
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from nb_api import Controller, LocalCache, NbApi, Request
 
 OURS = "heliograph Controller"
 TABLE = "port"
+WORKERS = 4
 BURST_KEYS = 100
 BURST_TIMES = 1000
 """How often each of them changes; less often in a small run."""
@@ -28,9 +30,11 @@ TIMEOUT_S = 300.0
 
 
 class Reconciled(NamedTuple):
-    runs: int
+    objects: int
     us: float
     """CPU of one run that does nothing."""
+    us_by_several: float
+    """The same with several workers."""
     changes: int
     """Of the burst."""
     runs_per_key: int
@@ -49,11 +53,10 @@ def reconcile(pipe: Connection, path: pathlib.Path, objects: int) -> None:
             nb.db.apply(writes(first, min(WRITES, objects - first), tenant=1))
         with LocalCache(nb, tables=[TABLE]) as cache:
             cache.wait_synced(timeout_s=TIMEOUT_S)
-            start = time.process_time()
+            us = _us_of_a_run(cache, count, objects, workers=1)
+            us_by_several = _us_of_a_run(cache, count, objects, workers=WORKERS)
             with Controller(cache, count) as controller:
                 controller.wait_idle(timeout_s=TIMEOUT_S)
-                us = (time.process_time() - start) / runs.total() * 1e6
-                first_runs = runs.total()
                 runs.clear()
                 burst = writes(0, min(BURST_KEYS, objects), tenant=1)
                 times = min(BURST_TIMES, objects)
@@ -61,14 +64,22 @@ def reconcile(pipe: Connection, path: pathlib.Path, objects: int) -> None:
                     nb.db.apply([msgspec.structs.replace(one, action="put", value={"n": number}) for one in burst])
                 cache.wait_revision(nb.db.revision(), timeout_s=TIMEOUT_S)
                 controller.wait_idle(timeout_s=TIMEOUT_S)
-    pipe.send(Reconciled(first_runs, us, times * len(burst), max(runs.values())))
+    pipe.send(Reconciled(objects, us, us_by_several, times * len(burst), max(runs.values())))
+
+
+def _us_of_a_run(cache: LocalCache, function: Callable[[Request], None], objects: int, *, workers: int) -> float:
+    start = time.process_time()
+    with Controller(cache, function, workers=workers) as controller:
+        controller.wait_idle(timeout_s=TIMEOUT_S)
+        return (time.process_time() - start) / objects * 1e6
 
 
 def row(runs: Sequence[Reconciled]) -> Row:
     return {
         "case": OURS,
-        "objects": runs[0].runs,
+        "objects": runs[0].objects,
         "us/run": round(median(runs, lambda run: run.us), 1),
+        "by 4": round(median(runs, lambda run: run.us_by_several), 1),
         "burst": runs[0].changes,
         "runs/key": max(run.runs_per_key for run in runs),
     }
