@@ -1,8 +1,8 @@
 """What a `Controller` adds to each run of its function, and how many runs a burst of changes causes.
 
-The function does nothing, so what is measured is queue, locks and requests: one worker makes a run for every object of a
-complete copy.  Several workers wake each other for the next key, which is measured as well.  Then a hundred keys change a
-thousand times each, as fast as the database commits it.
+The function does nothing, so what is measured is queue, locks and requests: one worker makes a run for every object of
+a complete copy.  Several workers wake each other for the next key, which is measured as well.  Then a hundred keys
+change a thousand times each, as fast as the database commits it.
 """
 
 from __future__ import annotations
