@@ -37,6 +37,8 @@ DepthOf = Callable[[str], int]
 """Topic -> how many samples per instance are kept."""
 _IDLE_BUCKETS = 64
 """Buckets that one call of `SampleSet.pack_idle` may pack."""
+_TOPICS_NOTED_MAX = 100_000
+"""Topics for which a set notes what was deleted of them; a set on disk may have more topics than fit into memory."""
 
 
 class Deletion(NamedTuple):
@@ -79,7 +81,8 @@ class SampleSet:
         self._deletions: set[Deletion] = set()
         self._deleted_until = 0
         self._deleted_until_of: dict[str, int] = {}
-        """Topic -> up to when its history was deleted, of topics that were asked for: there may be many deletions."""
+        """Topic -> up to when its history was deleted, of topics that were asked for since deletions changed: there may
+        be many deletions."""
         self.count = 0
         """Samples, deletions of instances included."""
         self.newest = 0
@@ -147,6 +150,8 @@ class SampleSet:
     def _topic_deleted_until(self, topic: str) -> int:
         until = self._deleted_until_of.get(topic)
         if until is None:
+            if len(self._deleted_until_of) >= _TOPICS_NOTED_MAX:
+                self._deleted_until_of.clear()
             found = (one.timestamp for one in self._deletions if matches(one.topic_filter, topic))
             until = self._deleted_until_of[topic] = max(found, default=-1)
         return until
@@ -264,9 +269,7 @@ class SampleSet:
         self._deletions.add(deletion)
         self._total = (self._total + deletion.digest) % DIGEST_MODULUS
         self._deleted_until = max(self._deleted_until, deletion.timestamp)
-        for topic, until in self._deleted_until_of.items():
-            if until < deletion.timestamp and matches(deletion.topic_filter, topic):
-                self._deleted_until_of[topic] = deletion.timestamp
+        self._deleted_until_of.clear()
         if self._storage is not None:
             if not is_cleaned:
                 # Those that wait come first: deletions may come faster than all buckets can be cleaned.
