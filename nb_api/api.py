@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
-from nb_api.coordination.snapshot_limit import ProcessTurns
+from nb_api.coordination.snapshot_limit import PROCESS_DELTAS_MAX, PROCESS_READERS_MAX, ProcessTurns
 from nb_api.core.writes import committed_changes
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, VersionConflict
@@ -95,7 +95,7 @@ class NbApi(Closeable):
             self._publisher = change_publisher(session, db)
             self._after_commit = AfterCommitPublisher(db, self._publisher, conf)
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._after_commit.in_hand)
-        self.snapshot_turns = ProcessTurns()
+        self.snapshot_turns, self.delta_turns = ProcessTurns(PROCESS_READERS_MAX), ProcessTurns(PROCESS_DELTAS_MAX)
         """Of the local caches that are made with this object."""
         self._compactor = FeedCompactor(db, conf)
         has_service = session is not None and uses_service(session)

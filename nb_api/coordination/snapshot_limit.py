@@ -36,6 +36,9 @@ TABLE = f"{OWN_PREFIX}snapshot-slots"
 PROCESS_READERS_MAX = 2
 """Caches of one process that read all objects, or wait for a slot to do so, at the same time.  A hundred that look for
 a slot would open as many connections, and slow down those that have one."""
+PROCESS_DELTAS_MAX = 4
+"""The same of those that read changes, or the objects of a new topic, which needs no slot.  Hundreds that lose their
+link at the same time would ask a server for more connections than it gives."""
 TURN_S = 1.0
 """A cache that waits for its turn asks again after so long: the one that was told that there is one may be closed."""
 _RENEWALS_PER_LEASE = 3
@@ -68,18 +71,19 @@ class SnapshotLimitCounters:
 
 
 class ProcessTurns:
-    """Turns of the caches of one process to read a snapshot.  For any thread; in a forked child no cache has one.
+    """Turns of the caches of one process to read the database.  For any thread; in a forked child no cache has one.
 
     Taking one does not block: a hundred caches that wait for their turn need no hundred threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self.after_fork_in_child()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
-        self._free = PROCESS_READERS_MAX
+        self._free = self._count
         self._waiting: deque[Callable[[], None]] = deque()
 
     @contextlib.contextmanager
@@ -91,7 +95,7 @@ class ProcessTurns:
             if not self._free:
                 if when_free not in self._waiting:
                     self._waiting.append(when_free)
-                raise NoTurn("as many caches of this process as may are reading all objects")
+                raise NoTurn("as many caches of this process as may are reading the database")
             self._free -= 1
             if when_free in self._waiting:
                 self._waiting.remove(when_free)

@@ -248,6 +248,9 @@ HELP: dict[str, dict[str, str]] = {
             "compacted away."
         ),
         "syncs.escalated": "Of a local cache: deltas that were impossible, so that a snapshot was read.",
+        "syncs.waits": (
+            "Of a local cache: how often a delta or a read of topics waited for those of other caches of the process."
+        ),
         "syncs.rows": "Of a local cache: objects read by snapshots.",
         "syncs.missed_changes": "Of a local cache: changes read one by one by deltas.",
         "syncs.failures": (

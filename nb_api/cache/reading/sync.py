@@ -60,6 +60,8 @@ class SyncCounters:
     """How often it could not, because what the copy had seen was compacted away."""
     escalated: int = 0
     """Deltas that could not be done, so that a snapshot was asked for."""
+    waits: int = 0
+    """How often a delta or a read of topics waited for those of other caches of the process."""
     rows: int = 0
     missed_changes: int = 0
     """Changes read one by one."""
@@ -140,7 +142,7 @@ class CacheSync:
         """How long a change may be on its way; None: no bus is followed."""
         self.slot_settings = SnapshotLimitSettings(options.snapshot_slots, SLOT_LEASE_S, SLOT_WAIT_MAX_S)
         self._limit = SnapshotLimit(self.slot_settings, nb.db, owner.pause)
-        self._turns = nb.snapshot_turns
+        self._snapshot_turns, self._delta_turns = nb.snapshot_turns, nb.delta_turns
         self.counters = SyncCounters(slots=self._limit.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
@@ -158,13 +160,22 @@ class CacheSync:
     def _perform(self, task: SyncTask) -> list[Resynced]:
         if task.is_snapshot:
             try:
-                with self._turns.take(self._owner.wake):
+                with self._snapshot_turns.take(self._owner.wake):
                     self._has_waited = False
                     return self._snapshot(task, loss=self._examine()[1])
             except NoTurn:
                 self._limit.counters.waits += not self._has_waited
                 self._has_waited = True
                 raise
+        try:
+            with self._delta_turns.take(self._owner.wake):
+                return self._read_missed(task)
+        except NoTurn:
+            self.counters.waits += 1
+            raise
+
+    def _read_missed(self, task: SyncTask) -> list[Resynced]:
+        """Topics that are new, and changes."""
         revision, loss = self._examine()
         if loss is not None:
             self._escalate(loss, is_replacing=True)

@@ -15,13 +15,13 @@ import pytest
 
 from nb_api import LocalCache, NbApi
 from nb_api.coordination.snapshot_limit import (
+    PROCESS_DELTAS_MAX,
     PROCESS_READERS_MAX,
     TABLE,
     NoTurn,
     SnapshotLimit,
     SnapshotLimitSettings,
 )
-from nb_api.db_api import Snapshot
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import memory_bus, open_nb, sqlite_url
@@ -96,22 +96,23 @@ def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathli
 
 
 class HeldReads:
-    """Stands in for `DbApi.snapshot`: nobody gets one before he may, and it is noted how many ask at the same time."""
+    """Stands in for one way to read of `DbApi`: no call goes on before it may, and the most that wait at the same time
+    are noted."""
 
-    def __init__(self, nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, nb: NbApi, monkeypatch: pytest.MonkeyPatch, name: str = "snapshot") -> None:
         self.may_read = threading.Event()
         self.inside = self.most = 0
         self._lock = threading.Lock()
-        self._snapshot = nb.db.snapshot
-        monkeypatch.setattr(nb.db, "snapshot", self.snapshot)
+        self._read = getattr(nb.db, name)
+        monkeypatch.setattr(nb.db, name, self.read)
 
-    def snapshot(self, *args: Any) -> Snapshot:
+    def read(self, *args: Any) -> Any:
         with self._lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
         try:
             self.may_read.wait(WAIT_S)
-            return self._snapshot(*args)
+            return self._read(*args)
         finally:
             with self._lock:
                 self.inside -= 1
@@ -135,6 +136,32 @@ def test_caches_of_a_process_take_turns(nb: NbApi, monkeypatch: pytest.MonkeyPat
             cache.wait_synced(timeout_s=WAIT_S)
             assert cache.get("port", "p").value == 1
     assert reads.most == PROCESS_READERS_MAX
+
+
+def test_caches_of_a_process_take_turns_to_read_what_they_missed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise hundreds whose link was lost at the same time ask a server for more connections than it gives."""
+    with contextlib.ExitStack() as stack:
+        nb = stack.enter_context(open_nb(sqlite_url(tmp_path), bus=memory_bus()))
+        nb.create("port", "p", 1, topic="t")
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(12)]
+        for cache in caches:
+            cache.wait_synced(timeout_s=WAIT_S)
+        reads = HeldReads(nb, monkeypatch, "check_history")
+        stack.callback(reads.may_read.set)
+        before = [cache.statistics().syncs.deltas for cache in caches]
+        for cache in caches:
+            cache.need_delta("links were lost")
+        wait_until(lambda: reads.inside == PROCESS_DELTAS_MAX, WAIT_S, "those whose turn it is")
+        late = 12 - PROCESS_DELTAS_MAX
+        wait_until(
+            lambda: sum(one.statistics().syncs.waits > 0 for one in caches) == late, WAIT_S, "the others to wait"
+        )
+        reads.may_read.set()
+        for cache, deltas in zip(caches, before, strict=True):
+            wait_until(lambda: cache.statistics().syncs.deltas > deltas, WAIT_S, "its delta")  # noqa: B023
+    assert reads.most == PROCESS_DELTAS_MAX
 
 
 def test_a_cache_that_waits_for_its_turn_can_be_closed(nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:

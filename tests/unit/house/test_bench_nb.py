@@ -15,7 +15,7 @@ PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 @pytest.mark.chaos
 def test_a_first_copy_is_compared_with_a_plain_reader() -> None:
     outcome = sync.measure(PLAN, "zmq")
-    assert [row["objects"] for row in outcome.rows] == [1000, 1000]
+    assert [row["objects"] for row in outcome.rows] == [1000, 1000, 100]
     assert {check.target.name for check in outcome.checks} == {"time", "memory", "missing"}
     assert next(check.measured for check in outcome.checks if check.target.name == "missing") == 0
 
@@ -37,7 +37,7 @@ def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy(monkeypa
 @pytest.mark.chaos
 def test_a_copy_with_indexes_is_measured_and_right() -> None:
     outcome = controller.measure(PLAN, "zmq")
-    assert [row["objects"] for row in outcome.rows] == [1000, 1000]
+    assert [row["objects"] for row in outcome.rows] == [1000, 1000, 100]
     measured = {check.target.name: check.measured for check in outcome.checks}
-    assert measured.keys() == {"memory", "look-up", "changes", "wrong", "verify", "differences"}
+    assert measured.keys() == {"memory", "look-up", "changes", "wrong", "verify", "differences", "reconcile", "runs"}
     assert (measured["wrong"], measured["differences"]) == (0, 0)
