@@ -18,11 +18,11 @@ from tests.helpers.warm_processes import WarmProcess
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# Whoever starts the tests in the background may have SIGINT ignored, and programs that are started inherit that.
+# Where the tests run in the background, SIGINT may be ignored, and programs that they start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long the product waits for somebody else before it gives up, where a test does not say: on a loaded machine
-# anybody may stand still for seconds.  Programs that tests start inherit it.
+# How long the product waits for another process before it gives up, where a test does not say: on a loaded machine any
+# process may stand still for seconds.  Programs that tests start inherit it.
 _PATIENCE = {
     "HELIOGRAPH_CONFORMANCE_WAIT_S": "60",
     "OS_DB__OPERATION_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",

@@ -1,37 +1,43 @@
 """One candidate in an election: what to ask of the database next, and whether it leads.  No I/O, no clock.
 
-The lease is one object.  Its value names the candidate that put it there, and with which attempt; its version rises
-with every renewal.  Everything is decided by compare-and-set on that version.
+The lease is one object in the database.  Its value names the candidate that wrote it and the number of that attempt.
+Its version rises with every write, and every write is a compare-and-set on that version.
 
 =========  ==============================================  ============================================================
 state      what it does                                    what leads to another state
 =========  ==============================================  ============================================================
-watching   looks at the lease every quarter of its length  there is none: creates it, leading
-                                                           it vanished, and no delete tells of that: waits a whole
-                                                           lease, as below, before it creates it, leading
-                                                           the same version for a whole lease, the longer one when its
-                                                           own and that of the holder differ: takes it over, leading
-                                                           it is our own after all: leading, if that attempt still lasts
-leading    renews it every quarter of its length           refused, another has taken it: watching
+watching   looks at the lease every quarter of its length  there is none, or it was deleted: creates it, leading
+                                                           the same is found for a whole lease, be it a version or,
+                                                           where one has vanished, no lease: writes it, leading
+                                                           it is our own: leading while that attempt lasts, else
+                                                           writes it, leading
+leading    renews it every quarter of its length           refused, because another has taken it: watching
                                                            not renewed for nine tenths of its length: watching
 resigning  deletes it, if it is its own                    done, or it belongs to another: gone
 gone       nothing
 =========  ==============================================  ============================================================
 
-A call whose answer is lost may have been carried out.  So the next look decides: a lease with our own mark is ours, and
-lasts from before the attempt that it names.  The *token* is the version with which the lease was gained.  It is higher
-than that of every leader before, so a store that remembers the highest one it has seen can refuse a former leader
-that does not know yet that it was replaced.
+`pubsub_api.core.leases` says why there are never two leaders.  When the option differs between the candidate and the
+holder, a whole lease is the longer of the two.
 
-A database that was put back to a backup, or has lost everything, may have no lease although its holder leads until its
-next renewal: so candidates that have seen the lease wait for its end, as they do when they find a lease of their own
-that was followed by another.  Such a database may also give lower versions than before.  A leader that gains the lease
-with one adds to it the highest token that it knows of, and all that lead after it do so too: the *offset* is part of
-the lease.
+A call that is not answered may have been carried out.  The next look tells: a lease with our own mark is ours, and
+lasts from the beginning of the attempt that it names.
+
+The *token* is the version with which the lead was gained.  It is higher than that of every leader before, so a store
+that remembers the highest token it has seen can refuse a former leader that does not know yet that it was replaced.
+
+A database may lose its history: a backup is put back, or everything is gone.  Two things follow.
+
+- The lease may be missing, or be one of the past, while its holder leads until its next renewal.  So a lease that has
+  vanished without a delete is waited for like one that is there, and so is a lease of our own that is found again after
+  another one, or none, was found.
+- Versions may be lower than before, and tokens must rise.  A leader that gains the lead with such a version adds the
+  highest token that it knows of.  This *offset* is part of the lease, so that all that lead later add it too.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 from pubsub_api.core.leases import LeaseProgress, LeaseWrites, longer_lease_s
@@ -79,18 +85,18 @@ class ElectionCore:
         """The call that is not answered yet."""
         self._attempt = 0
         self._writes = LeaseWrites(remembered_max=_ATTEMPTS_MAX)
-        self._until: float | None = None
+        self._unbroken = 0
+        """The first attempt that was followed by no lease but our own.  A lease that names an earlier one is one of the
+        past, which the database got back."""
+        self._until = -math.inf
+        """When the lead ends unless the lease is renewed."""
         self._token = 0
         self._offset = self._highest = 0
         """What is added to versions for tokens, and the highest token that any leader may have had."""
         self._seen = 0
         """The version of the lease when it was last seen or written, 0 when it was given back since."""
         self._seen_lease_s = lease_s
-        self._attempt_done = 0
-        """The last attempt that was answered."""
-        self._is_displaced = False
-        """Since our last write the lease was seen to be that of another candidate, or of none, or one of the past."""
-        self._vanished_at: float | None = None
+        """How long the lease that was last seen may last."""
         self.leader: str | None = None
         """The holder of the lease when it was last looked at."""
         self.renewals = 0
@@ -100,7 +106,7 @@ class ElectionCore:
     # -- what the candidate knows
 
     def is_leader(self, now: float) -> bool:
-        return self._state == "leading" and self._until is not None and now < self._until
+        return self._state == "leading" and now < self._until
 
     def token(self, now: float) -> int | None:
         return self._token if self.is_leader(now) else None
@@ -158,15 +164,16 @@ class ElectionCore:
         """The answer to a look: the lease as it is, None when there is none, and the version with which it was deleted.
         ``now``: when it was known."""
         self._asked = None
-        self._progress.observe({} if version is None else {_KEY: version}, now)
+        self._progress.observe({_KEY: version or 0}, now)
         fields = value if isinstance(value, dict) else {}
         self.leader = fields.get("holder") if version is not None else None
         is_own = version is not None and fields.get("mark") == self._mark
         is_past = version is not None and self._note(version, fields)
         attempt = fields.get("attempt") if is_own else None
         if is_own:
-            is_past |= self._is_displaced or not isinstance(attempt, int) or attempt < self._attempt_done
-        self._is_displaced = is_past or not is_own
+            is_past |= not isinstance(attempt, int) or attempt < self._unbroken
+        if is_past or not is_own:
+            self._unbroken = self._attempt + 1
         outcome = self._writes.settle(attempt, version or 0)
         if self._state == "resigning":
             self._next = DatabaseCall("delete", expected_version=version)
@@ -175,23 +182,22 @@ class ElectionCore:
             self._lead(version, now, is_remembered=outcome == "done")
         else:
             self._watch()
-            is_own_past = bool(self._place) and fields.get("place") == self._place and not is_past
-            if version is None and self._may_last(deleted_version, now):
-                self._due = now + self._interval_s
-            elif version is None:
-                self._next = DatabaseCall("create")
-            elif is_own_past or self._progress.idle_s(_KEY) >= longer_lease_s(self._lease_s, fields.get("lease")):
-                self._next = DatabaseCall("set", expected_version=version)
+            if version is None:
+                may_last = self._may_have_vanished(deleted_version)
             else:
+                may_last = is_past or not self._place or fields.get("place") != self._place
+            if may_last and self._progress.idle_s(_KEY) < self._seen_lease_s:
                 self._due = now + self._interval_s
+            else:
+                self._next = DatabaseCall("create" if version is None else "set", expected_version=version)
 
     def written(self, version: int, now: float) -> None:
         """The answer to a create, set or delete that was carried out."""
         asked, self._asked = self._asked, None
         self._writes.done(version)
+        self._progress.observe({}, now)
         self.renewals += asked is not None and asked.kind == "set"
-        self._seen, self._vanished_at = version, None
-        self._is_displaced, self._attempt_done = False, self._attempt
+        self._seen, self._unbroken = version, self._attempt
         if self._state != "resigning":
             self._lead(version, now)
         elif asked is not None and asked.kind == "delete":
@@ -221,18 +227,14 @@ class ElectionCore:
         self._offset = offset if isinstance(offset, int) and 0 < offset <= _OFFSET_MAX else 0
         is_past = version + self._offset < self._highest
         self._highest = max(self._highest, version + self._offset)
-        self._seen, self._vanished_at = version, None
-        self._seen_lease_s = longer_lease_s(self._lease_s, fields.get("lease"))
+        self._seen, self._seen_lease_s = version, longer_lease_s(self._lease_s, fields.get("lease"))
         return is_past
 
-    def _may_last(self, deleted_version: int | None, now: float) -> bool:
-        """There is no lease, but the one that was seen may last for its holder, which has not given it back."""
+    def _may_have_vanished(self, deleted_version: int | None) -> bool:
+        """There is no lease.  Whether one was seen that its holder has not given back."""
         if deleted_version is not None and deleted_version > self._seen:
             self._seen = 0
-        if not self._seen:
-            return False
-        self._vanished_at = now if self._vanished_at is None else self._vanished_at
-        return now - self._vanished_at < self._seen_lease_s
+        return self._seen > 0
 
     def _lead(self, version: int, now: float, *, is_remembered: bool = True) -> None:
         """The lease is ours, with that version.  ``is_remembered``: it is known when the attempt began that put it."""
@@ -240,7 +242,7 @@ class ElectionCore:
         self.leader = self._holder
         self._next = DatabaseCall("set", expected_version=version)
         if self._is_over(is_remembered, now):
-            self._state, self._due, self._until = "watching", None, None  # ours, but over: it must be won again
+            self._state, self._due = "watching", None  # ours, but over: it must be won again
             return
         self._state, self._until = "leading", begun + HOLDER_PART * self._lease_s
         self._due = max(now, begun + self._interval_s)
@@ -254,5 +256,4 @@ class ElectionCore:
         return not is_remembered or now >= self._writes.renewed_at + HOLDER_PART * self._lease_s
 
     def _watch(self) -> None:
-        self._state, self._until = "watching", None
-        self._next, self._due = DatabaseCall("look"), None
+        self._state, self._next, self._due = "watching", DatabaseCall("look"), None

@@ -1,10 +1,11 @@
 """Leases in a store that can be read and written by compare-and-set.
 
-Theory of operation ------------------- A lease is a record whose version rises with every write.  No clock is compared
-with another.  The holder measures the lease on its own clock, from the time before each write.  A process that watches
-the record measures on its own clock how long the version has not changed, from the time after it read that version.
-The write was carried out between these two times.  So the lease of the holder ends first, whatever the clocks show and
-however long calls to the store take.
+Theory of operation
+-------------------
+A lease is a record whose version rises with every write.  No clock is compared with another.  The holder measures the
+lease on its own clock, from the time before each write.  A process that watches the record measures on its own clock
+how long the version has not changed, from the time after it read that version.  The write was carried out between these
+two times.  So the lease of the holder ends first, whatever the clocks show and however long calls to the store take.
 
 A write is carried out, refused, or its outcome is unknown.  To learn an unknown outcome the process reads the record:
 it has the mark of a write of this process, or the version that it had before, or a write of another process.

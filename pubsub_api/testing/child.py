@@ -70,7 +70,7 @@ class ChildProcess:
     """The parent's handle.  Use it in a ``with`` block: leaving the block kills the process."""
 
     start_process: ClassVar[Callable[[str, Sequence[str]], Process]] = staticmethod(start_python)
-    """What starts it.  Whoever starts hundreds may replace it with what costs less."""
+    """What starts it.  Tests that start hundreds may replace it with what costs less."""
 
     def __init__(self, role: str, url: str, *arguments: str, module: str = "pubsub_api.testing.child") -> None:
         self._process = type(self).start_process(module, [role, url, *arguments])

@@ -1,7 +1,7 @@
 """Compiles the test files once for all processes of a run.
 
-Every process imports every test file, and in a fresh checkout pytest rewrites the assertions of each, which takes most
-of that time.  So each process begins with files of its own, and finds the others compiled when it comes to them.
+Every process imports every test file.  In a fresh checkout that takes long, because pytest rewrites the assertions of
+each.  So each process begins with files of its own, and finds the others compiled when it comes to them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.helpers.paths import ROOT
 
 
 def import_own_files(config: pytest.Config) -> None:
-    """Import every n-th test file in the n-th of several processes, when the whole suite runs.  What goes wrong with a
-    file is told when its tests are collected."""
+    """Of several processes that run the whole suite, let each import its part of the test files.  What goes wrong with
+    a file is told when its tests are collected."""
     if not hasattr(config, "workerinput") or sys.dont_write_bytecode or config.args != config.getini("testpaths"):
         return
     number = int(config.workerinput["workerid"].removeprefix("gw"))

@@ -3,7 +3,7 @@
 Those of one file stay together, in order, because they share servers; those that use the Spark session of the tests do
 because Java takes as long as many of them, and those that are about the code itself because they read all of it.  What
 takes longest begins first: begun last, it would keep one process busy while the others have nothing left.  How long
-that is, is in ``seconds.json``, which ``./run test --measure`` writes again.
+each takes is in ``seconds.json``, which ``./run test --measure`` writes again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILE = pathlib.Path(__file__).with_name("seconds.json")
 _LEAST_S = 5
 """What takes less may run whenever a process has nothing else."""
 SECONDS: dict[str, int] = json.loads(_FILE.read_text())
-"""How long what takes longest takes, by `unit_of`, where others run beside it."""
+"""By `unit_of`, how long each of those that take longest takes while others run beside it."""
 
 
 def unit_of(nodeid: str) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pubsub_api import Subscriber
-from pubsub_api.driver import PublisherApi
-from pubsub_api.errors import TransportUnavailable
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ def wait_until(condition: Callable[[], T], timeout_s: float = WAIT_S, what: str 
 def wait_joined(subscriber: Subscriber, addresses: Sequence[str] | None) -> None:
     """Wait until a subscriber has all its links, and has heard of a publisher.
 
-    Ready is who has one link: what is published before the others are up is covered by their resync, not delivered.
+    It is ready with one link: what is published before the others are up is covered by their resync, not delivered.
     """
     subscriber.wait_ready(timeout_s=WAIT_S)
     links = len(addresses) if addresses else 1
@@ -51,16 +49,3 @@ def wait_joined(subscriber: Subscriber, addresses: Sequence[str] | None) -> None
         return statistics.links_up == links and statistics.peers.publishers > 0
 
     wait_until(is_joined, WAIT_S, "all links, and a publisher")
-
-
-def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:
-    """Send, and again while the transport refuses the frame for now."""
-
-    def is_sent() -> bool:
-        try:
-            publisher.send(topic, frame)
-        except TransportUnavailable:
-            return False
-        return True
-
-    wait_until(is_sent, what="the transport to accept a frame")

@@ -1,13 +1,13 @@
 """Processes of tests that begin with the product imported.
 
-To import it is most of what a short program costs, and tests start hundreds.  So they are forked from one process that
-has done it: Python's fork server, which each process of a test run starts when it needs it.
+To import it is most of what a short program costs, and tests start hundreds.  So they are forked from a process that
+has done it: Python's fork server.  Each process that runs tests starts one when it needs it.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
@@ -38,8 +38,8 @@ OURS = (
 
 
 class WarmProcess:
-    """``python -m MODULE ARGUMENTS`` with pipes at its standard input and output, and what of `subprocess.Popen` a
-    `ChildProcess` uses."""
+    """``python -m MODULE ARGUMENTS`` with pipes at its standard input and output.  It has what a `ChildProcess` uses of
+    `subprocess.Popen`."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         theirs_in, ours_in = os.pipe()
@@ -47,7 +47,8 @@ class WarmProcess:
         streams = [Connection(theirs_in), Connection(theirs_out), Connection(os.dup(2))]
         self.stdin = os.fdopen(ours_in, "wb")
         self.stdout = os.fdopen(ours_out, "rb")
-        self._process = _start(_run, module, arguments, streams, os.environ)
+        program = functools.partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
+        self._process = _start(program, [module, *arguments], streams, os.environ)
 
     @property
     def pid(self) -> int:
@@ -74,14 +75,13 @@ class WarmProcess:
 
 
 def _start(
-    target: Callable[..., None],
-    program: str,
-    arguments: Sequence[str],
-    streams: Sequence[Connection],
-    environment: Mapping[str, str],
+    program: Callable[[], object], argv: Sequence[str], streams: Sequence[Connection], environment: Mapping[str, str]
 ) -> ForkServerProcess:
-    """Closes the streams, which are those of the process then.  It ends with this one, as daemons of Python do."""
-    process = CONTEXT.Process(target=target, args=(program, list(arguments), streams, dict(environment)), daemon=True)
+    """Call ``program`` in a process whose standard input, output and errors these streams are; they are closed here.
+
+    The process ends with this one, as daemons of Python do.
+    """
+    process = CONTEXT.Process(target=_be, args=(program, list(argv), streams, dict(environment)), daemon=True)
     process.start()
     for stream in streams:
         stream.close()
@@ -94,11 +94,13 @@ def run_program(
     """Run ``python PROGRAM ARGUMENTS`` to its end in a directory; return what it printed.  Raises AssertionError unless
     its exit code is 0.
 
-    It finds the libraries of others imported, and nothing of ours: what it forgets to import is missing.
+    The libraries of others are imported already, and nothing of the product is: what the program forgets to import is
+    missing.
     """
     with tempfile.TemporaryFile() as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = [Connection(os.dup(file.fileno())) for file in (nothing, out, err)]
-        process = _start(_run_file, str(program), [str(directory), *arguments], streams, environment)
+        run = functools.partial(_run_file, program, directory)
+        process = _start(run, [str(program), *arguments], streams, environment)
         process.join(timeout_s)
         if process.exitcode is None:
             process.kill()
@@ -110,30 +112,19 @@ def run_program(
         return printed
 
 
-def _run(module: str, arguments: Sequence[str], streams: Sequence[Connection], environment: Mapping[str, str]) -> None:
-    """Be the module, to its end."""
-    _take(streams, environment)
-    sys.argv = [module, *arguments]
-    with _as_the_interpreter_ends():
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _run_file(
-    program: str, arguments: Sequence[str], streams: Sequence[Connection], environment: Mapping[str, str]
-) -> None:
-    _take(streams, environment)
-    directory, *rest = arguments
+def _run_file(program: pathlib.Path, directory: pathlib.Path) -> None:
     os.chdir(directory)
     for name in list(sys.modules):
         if name.partition(".")[0] in OURS:
             del sys.modules[name]
-    sys.argv = [program, *rest]
-    sys.path.insert(0, os.path.dirname(program))
-    with _as_the_interpreter_ends():
-        runpy.run_path(program, run_name="__main__")
+    sys.path.insert(0, str(program.parent))
+    runpy.run_path(str(program), run_name="__main__")
 
 
-def _take(streams: Sequence[Connection], environment: Mapping[str, str]) -> None:
+def _be(
+    program: Callable[[], object], argv: list[str], streams: Sequence[Connection], environment: dict[str, str]
+) -> None:
+    """Be the program, to its end."""
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -141,13 +132,9 @@ def _take(streams: Sequence[Connection], environment: Mapping[str, str]) -> None
     sys.stderr = os.fdopen(2, "w", buffering=1)
     os.environ.clear()
     os.environ.update(environment)
-
-
-@contextlib.contextmanager
-def _as_the_interpreter_ends() -> Iterator[None]:
-    """A process of multiprocessing leaves the rest out."""
+    sys.argv = argv
     try:
-        yield
-    finally:
+        program()
+    finally:  # as every interpreter ends; a process of multiprocessing leaves this out
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

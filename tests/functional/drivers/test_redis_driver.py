@@ -13,10 +13,10 @@ import pytest
 from pubsub_api.driver import Asked, Connected, Disconnected, SendRefused, Subscribed
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.frames import Frames
-from pubsub_api.testing.receivers import RecordingReceiver
+from pubsub_api.testing.receivers import RecordingReceiver, send_until_accepted
 from tests.helpers.redis_ends import NERVOUS, PATIENT, Ends, is_answered, reason, refusal
 from tests.helpers.servers import RedisServer, TalkingServer
-from tests.helpers.waiting import WAIT_S, wait_sent, wait_until
+from tests.helpers.waiting import WAIT_S, wait_until
 
 PATIENT_TO_CONNECT = NERVOUS.replace("connect_timeout=0.5", "connect_timeout=60")
 """The first thing that goes wrong is that a server which was there falls silent."""
@@ -170,7 +170,7 @@ class TestFrozenServer:
 
         def flows() -> bool:
             sent.append(frames.data("t"))
-            wait_sent(publisher, "t", sent[-1])
+            send_until_accepted(publisher, "t", sent[-1])
             return not set(heard.frames).isdisjoint(sent)
 
         sent: list[bytes] = []

@@ -21,10 +21,10 @@ from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import AddressInUse, InvalidConfig, TransportUnavailable, UsageError
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.frames import Frames
-from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, send_until_accepted
 from tests.helpers.paths import TLS
 from tests.helpers.servers import free_port
-from tests.helpers.waiting import wait_sent, wait_until
+from tests.helpers.waiting import wait_until
 from tests.helpers.zenoh_ends import QUICK, Ends, build, plain_session
 
 SCRIPT_S = 100
@@ -51,7 +51,7 @@ class TestRouter:
         reports.wait_connected(publisher.address)
         heard.wait_connected(publisher.address)
         frame = Frames().data("t")
-        wait_sent(publisher, "t", frame)
+        send_until_accepted(publisher, "t", frame)
         heard.wait_frame(frame)
 
     def test_both_ends_come_back_when_the_router_was_killed(self, ends: Ends) -> None:
@@ -74,7 +74,7 @@ class TestRouter:
             for end in (reports, heard):
                 end.wait_connected(address, count=2)
             frame = frames.data("t")
-            wait_sent(publisher, "t", frame)
+            send_until_accepted(publisher, "t", frame)
             heard.wait_frame(frame)
             assert router.ask(send="t", count=1, size=1)["last"] == 1
             heard.wait_frames(3)

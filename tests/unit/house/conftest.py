@@ -20,7 +20,7 @@ def warm_workers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="package")
 def _trees_are_forgotten() -> Iterator[None]:
-    """Nobody else in this process needs them."""
+    """No other test in this process needs them."""
     yield
     code_map.trees.cache_clear()
     source_trees.forget()

@@ -349,6 +349,20 @@ class TestAHistoryThatIsLost:
         run(second, store, 1.4, 1.4 + LEASE_S / RENEWALS_PER_LEASE)
         assert second.is_leader(1.4 + LEASE_S / RENEWALS_PER_LEASE)
 
+    def test_a_lease_that_was_gained_after_another_is_not_one_of_the_past(self) -> None:
+        first, second, store = candidate("a"), candidate("b"), Store()
+        run(first, store, 0, 1)
+        run(second, store, 1, 1.1)
+        first.resign()
+        run(first, store, 1.2, 1.3)
+        while (call := second.next_call(4)) is not None and call.kind == "look":
+            answer(second, store, call, 4)
+        assert call is not None
+        store.do(call)
+        second.failed(4)  # and the process stands still for longer than the lease
+        run(second, store, 20, 20.001)
+        assert second.is_leader(20.001)
+
     @pytest.mark.parametrize("is_own", [True, False])
     def test_a_lease_of_the_past_is_waited_for(self, is_own: bool) -> None:
         first, second, store = candidate("a"), candidate("b"), Store()

@@ -63,7 +63,6 @@ class Oracle:
         self.seen: dict[int, Seen] = {}
         self.published_at: dict[tuple[Stream, int], float] = {}
         self.commands: dict[bytes, list[tuple[bool, str]]] = {}
-        self.died_alive = 0
 
     def of(self, subscriber: Subscriber) -> Seen:
         return self.seen.setdefault(subscriber.number, Seen())
