@@ -26,7 +26,7 @@ from nb_api.core.copy.differences import Difference, Resynced
 from nb_api.core.copy.resync_schedule import SyncTask
 from nb_api.core.copy.snapshot_merge import EVERYTHING, SnapshotMerge
 from nb_api.db_api import Snapshot
-from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
+from nb_api.errors import InvalidObject, ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import (
     CACHE_GROUP,
     DELTA_CHANGES_MAX,
@@ -278,7 +278,7 @@ class CacheSync:
             raise SourceUnavailable(f"{len(doubts)} objects are missing or old in it, more than {self._repairs_max}")
 
     def _repair(self, doubt: Doubt, merge: SnapshotMerge) -> None:
-        with contextlib.suppress(ObjectNotFound):  # deleted since: the feed says so
+        with contextlib.suppress(ObjectNotFound, InvalidObject):  # deleted since: the feed says so; or never there
             found = self._db.get(doubt.table, doubt.key)
             self._change(lambda: merge.rows([found]))
         self.counters.source_repairs += 1
