@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import msgspec
-
 from nb_api.core.changes import DbObject
-from nb_api.core.copy.differences import CachedObject
+from nb_api.core.copy.differences import CachedObject, is_same_value
 from nb_api.core.digests import TableDigest
 
 DifferenceKind = Literal["missing", "surplus", "stale", "ahead", "topic", "value"]
 """``missing``: the copy lacks the object; ``surplus``: the database lacks it, or the copy does not follow it;
 ``stale``: the copy has an older version; ``ahead``: it has a version that the database never had, or has lost;
 ``topic`` and ``value``: the versions are equal, but not these."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +88,3 @@ def kind_of(held: DbObject | CachedObject | None, stored: DbObject | None) -> Di
     if held.topic != stored.topic:
         return "topic"
     return None if is_same_value(held.value, stored.value) else "value"
-
-
-def is_same_value(one: object, other: object) -> bool:
-    """Whether both are equal as msgpack: True is not 1.  The order of fields does not matter."""
-    if _encode(one) == _encode(other):
-        return True
-    try:
-        return _encode_sorted(one) == _encode_sorted(other)
-    except (TypeError, ValueError):  # fields of types that cannot be sorted
-        return one == other

@@ -31,7 +31,7 @@ from nb_api.core.copy.journal import ChangeJournal
 from nb_api.core.copy.snapshot_merge import EVERYTHING
 from nb_api.core.digests import BUCKET_SHIFT, BUCKETS, NO_OBJECTS, TableDigest, add_up, bucket_of
 from nb_api.db_api import DbObject
-from nb_api.errors import CopyUnsettled, ObjectNotFound
+from nb_api.errors import CopyUnsettled, InvalidObject, ObjectNotFound
 from nb_api.verifying.verification import (
     DifferenceKind,
     ObjectDifference,
@@ -429,7 +429,7 @@ class _Run:
     def _read(self, table: str, key: str) -> DbObject | None:
         try:
             found = self._db.get(table, key)
-        except ObjectNotFound:
+        except (ObjectNotFound, InvalidObject):  # no name: a foreign publisher told of it
             return None
         return found if self._core.selects(found) else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from pubsub_api.core.headers import NO_HEADERS, HeadersField, read_headers, writ
 Action = Literal["create", "set", "delete"]
 ACTIONS: frozenset[str] = frozenset({"create", "set", "delete"})
 VERSION_MAX = 2**63 - 1
+Int63 = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
+"""Checked when an event is decoded too: what databases, logs and tables have room for."""
 
 
 class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
@@ -36,8 +38,8 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     key: str
     action: Action
     value: Any = None
-    version: int = 0
-    timestamp: int = 0
+    version: Int63 = 0
+    timestamp: Int63 = 0
     headers: HeadersField = NO_HEADERS
     topic: str = ""
 

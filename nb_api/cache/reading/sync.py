@@ -26,7 +26,7 @@ from nb_api.core.copy.differences import Difference, Resynced
 from nb_api.core.copy.resync_schedule import SyncTask
 from nb_api.core.copy.snapshot_merge import EVERYTHING, SnapshotMerge
 from nb_api.db_api import Snapshot
-from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
+from nb_api.errors import InvalidObject, ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import (
     CACHE_GROUP,
     DELTA_CHANGES_MAX,
@@ -36,7 +36,7 @@ from nb_api.notify_config import (
     SOURCE_REPAIRS_MAX,
     sweep_interval,
 )
-from pubsub_api.core.events import Event
+from pubsub_api.core.events import ENCODING_ERRORS, Event, encode_fields
 
 LOG = logging.getLogger(__name__)
 
@@ -270,6 +270,7 @@ class CacheSync:
         def put(events: Sequence[Event]) -> list[Difference]:
             # A tombstone is a row that is not there; those of later than the proof are in the feed as well.
             rows = [event for event in events if event.action != "delete"]
+            _check_values(rows)
             self._core.newest = max(self._core.newest, *(event.version for event in rows), 0)
             return merge.rows(rows)
 
@@ -288,7 +289,7 @@ class CacheSync:
             raise SourceUnavailable(f"{len(doubts)} objects are missing or old in it, more than {self._repairs_max}")
 
     def _repair(self, doubt: Doubt, merge: SnapshotMerge) -> None:
-        with contextlib.suppress(ObjectNotFound):  # deleted since: the feed says so
+        with contextlib.suppress(ObjectNotFound, InvalidObject):  # deleted since: the feed says so; or never there
             found = self._db.get(doubt.table, doubt.key)
             self._change(lambda: merge.rows([found]))
         self.counters.source_repairs += 1
@@ -305,6 +306,7 @@ class CacheSync:
         self._told = (0, 0, 0)
 
         def apply(events: Sequence[Event]) -> None:
+            _check_values(events)
             self._take(partial(self._core.apply, events), len(events))
 
         try:
@@ -428,3 +430,14 @@ def log_resynced(told: Sequence[Resynced]) -> None:
 
 def _no_progress() -> None:
     """There is no slot to renew."""
+
+
+def _check_values(events: Sequence[Event]) -> None:
+    """Before any of them changes the copy.  Raises SourceUnavailable for a value that nobody could read."""
+    for event in events:
+        try:
+            encode_fields(event.value)
+        except ENCODING_ERRORS as error:
+            raise SourceUnavailable(
+                f"the value of {event.table} {event.key} has no form as msgpack: {error}"
+            ) from error

@@ -6,15 +6,18 @@ an object belongs to the caller: its value is a copy.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Generic, Literal
 
 import msgspec
 
 from nb_api.core.changes import DbObject, V_co
 
-pack = msgspec.msgpack.Encoder().encode
-"""What `CachedObject` holds of a value."""
+_encode = msgspec.msgpack.Encoder().encode
+_encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 _unpack = msgspec.msgpack.Decoder().decode
+_SIZE32 = struct.Struct(">BI")
+_ARRAY32, _MAP32 = 0xDD, 0xDF
 
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
@@ -29,6 +32,41 @@ topic is not followed any more, because of `LocalCache.remove_topic`.  ``unselec
 ``where`` asks for.  ``absent``: it was not among the objects of a snapshot, which tells that it was deleted or moved,
 and not which of them.
 """
+
+
+def pack(value: Any) -> bytes:
+    """What `CachedObject` holds of a value.  Never raises for one that was decoded, however deep the caller's stack."""
+    try:
+        return _encode(value)
+    except RecursionError:
+        return _pack_in_steps(value)
+
+
+def _pack_in_steps(value: Any) -> bytes:
+    """Without recursion."""
+    parts: list[bytes] = []
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if type(one) is list:
+            parts.append(_SIZE32.pack(_ARRAY32, len(one)))
+            rest += reversed(one)
+        elif type(one) is dict:
+            parts.append(_SIZE32.pack(_MAP32, len(one)))
+            rest += (part for item in reversed(one.items()) for part in reversed(item))
+        else:
+            parts.append(_encode(one))
+    return b"".join(parts)
+
+
+def is_same_value(one: object, other: object) -> bool:
+    """Whether both are equal as msgpack: True is not 1.  The order of fields does not matter."""
+    if pack(one) == pack(other):
+        return True
+    try:
+        return _encode_sorted(one) == _encode_sorted(other)
+    except (TypeError, ValueError):  # fields of types that cannot be sorted
+        return one == other
 
 
 class CachedObject(msgspec.Struct, gc=False):

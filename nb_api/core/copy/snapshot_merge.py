@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from nb_api.core.changes import DbObject
-from nb_api.core.copy.differences import CachedObject, Difference, Ending, pack
+from nb_api.core.copy.differences import CachedObject, Difference, Ending, is_same_value, pack
 from nb_api.core.copy.held_objects import HeldObjects
 from nb_api.core.field_selection import is_selected
 from pubsub_api.core.events import Event
@@ -84,7 +84,8 @@ class SnapshotMerge:
         unseen = self._unseen.get(row.table, _NOTHING)
         if self._replaces and row.key in unseen:  # else an event was faster
             unseen.discard(row.key)
-            return (row.version, row.topic, row.value) != (held.version, held.topic, held.value)
+            is_held = (row.version, row.topic) == (held.version, held.topic) and is_same_value(row.value, held.value)
+            return not is_held
         unseen.discard(row.key)
         return row.version > held.version
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from nb_api import LocalCache, NbApi, Resynced
+from nb_api import Created, LocalCache, NbApi, Resynced
 from nb_api.cache.snapshot_files import (
     CORRECTIONS,
     MANIFEST,
@@ -23,7 +24,9 @@ from nb_api.cache.snapshot_files import (
     read_manifest,
     write_manifest,
 )
+from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
 from nb_api.errors import SourceUnavailable
+from pubsub_api import Event
 from pubsub_api.errors import DriverNotFound, InvalidConfig
 from tests.helpers.nb_nodes import WriterNode
 from tests.helpers.nb_tools import memory_bus, open_nb, sqlite_url
@@ -367,3 +370,44 @@ def test_what_can_never_work_is_refused_at_once(sqlite_world: World) -> None:
         LocalCache(sqlite_world.nb, resync_source="snapshot")
     with pytest.raises(DriverNotFound, match="durability, snapshot"):
         LocalCache(sqlite_world.nb, resync_source="tape")
+
+
+class _Wrong(SnapshotSource, SourceSnapshot):
+    """A source of somebody else, whose last value nobody can read."""
+
+    def __init__(self, nb: NbApi, value: Any) -> None:
+        super().__init__(nb.conf, None)
+        self._objects = nb.get_all("port")
+        self._value = value
+        self._revision = nb.db.revision()
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def open(self, tables: Sequence[str] | None, topics: Sequence[str]) -> SourceSnapshot:
+        return self
+
+    def read(self, take: Take) -> Sequence[Doubt]:
+        rows = [Event(action="set", **msgspec.structs.asdict(one)) for one in self._objects]
+        rows[-1].value = self._value
+        take(rows)
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+_CYCLE: list[Any] = []
+_CYCLE.append(_CYCLE)
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800", 2**64, _CYCLE], ids=["object", "surrogate", "int", "cycle"])
+def test_a_source_whose_values_have_no_form_is_not_used(sqlite_world: World, value: Any) -> None:
+    for key in ("a", "b"):
+        sqlite_world.nb.create("port", key, {"key": key}, topic="t")
+    with LocalCache(sqlite_world.nb, resync_source=_Wrong(sqlite_world.nb, value)) as cache:
+        told = list(itertools.islice(cache.changes(timeout_s=WAIT_S), 3))
+        assert sorted(one.object.key for one in told if isinstance(one, Created)) == ["a", "b"]
+        assert cache.get_all("port") == sqlite_world.nb.get_all("port")
+        assert cache.statistics().syncs.source_failures == 1

@@ -165,6 +165,19 @@ def test_every_kind_of_difference_is_found_and_repaired(nb: NbApi) -> None:
         assert verify(cache).is_equal
 
 
+@pytest.mark.parametrize(("table", "key"), [("port", "no\nkey"), ("port", ""), ("no\ntable", "k"), ("t" * 256, "k")])
+def test_what_no_database_can_have_is_found_and_repaired(nb: NbApi, table: str, key: str) -> None:
+    """A foreign publisher may have told of it."""
+    fill(nb)
+    with synced(nb) as cache:
+        objects: Any = cache._core._objects
+        entry = CachedObject(7 << 20, TOPIC, pack(1))
+        cache.change(lambda: objects.put(objects.entries_of(table), table, key, None, entry, []) or [])
+        assert kinds(verify(cache)) == {key: "surplus"}
+        assert contents(cache) == stored(nb)
+        assert verify(cache).is_equal
+
+
 def test_what_only_the_memory_lost_is_found(nb: NbApi) -> None:
     fill(nb)
     with synced(nb) as cache:

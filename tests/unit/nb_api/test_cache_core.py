@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,6 +186,22 @@ def test_a_database_that_went_back_replaces_what_is_held(core: CacheCore) -> Non
     assert core.newest == core.position == 30
 
 
+@pytest.mark.parametrize(("lost", "stored"), [(1, True), (1, 1.0), (0.0, -0.0), ({"on": 0}, {"on": False})])
+def test_a_value_of_another_history_is_taken_although_python_calls_it_equal(
+    core: CacheCore, lost: Any, stored: Any
+) -> None:
+    load(core, 30, row(30, value=lost))
+    assert kinds(load(core, 30, row(30, value=stored), replaces=True)) == ["Updated"]
+    assert repr(held(core)[0].value) == repr(stored)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_value_that_another_history_has_too_is_no_difference(core: CacheCore, order: int) -> None:
+    fields = [("a", float("nan")), ("b", 1)]
+    load(core, 30, row(30, value=dict(fields)))
+    assert load(core, 30, row(30, value=dict(fields[::order])), replaces=True) == []
+
+
 def test_an_event_after_the_database_went_back_is_not_undone(core: CacheCore) -> None:
     load(core, 50, row(50, key="k"))
     merge = core.merge(10, core.filters, replaces=True)
@@ -200,6 +217,34 @@ def test_an_absurd_version_shows_as_a_database_that_went_back(core: CacheCore) -
     assert core.newest > 10
     load(core, 10, row(10), replaces=True)
     assert held(core) == [row(10)]
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_deep_value_loses_no_change_however_deep_the_stack_is(
+    core: CacheCore, is_snapshot: bool, is_dict: bool
+) -> None:
+    """It was decoded with less of the stack in use."""
+    value: Any = [1, "é", b"b", {3: None, (4, 5): 6.5}]
+    for _ in range(900):
+        value = {"a": 1, "b": value} if is_dict else [1, value]
+    rows = [row(1, key="k"), row(2, key="l", value=value), row(3, key="m")]
+    told = _deep_in_the_stack(
+        lambda: (
+            load(core, 3, *rows)
+            if is_snapshot
+            else core.apply([event(one.version, key=one.key, value=one.value) for one in rows])
+        )
+    )
+    assert kinds(told) == ["Created"] * 3
+    core.apply([event(4, key="k")])
+    assert _deep_in_the_stack(lambda: core.update(event(5, key="l", value=value))).version == 5
+    entries = core.tables["port"]
+    assert pack(entries["l"].value) == pack(value)
+
+
+def _deep_in_the_stack(call: Callable[[], Any], depth: int = 100) -> Any:
+    return _deep_in_the_stack(call, depth - 1) if depth else call()
 
 
 def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:

@@ -133,3 +133,13 @@ def test_a_frame_without_a_list_of_events_is_lost_as_a_whole() -> None:
     assert undecodable is not None
     assert undecodable.ranges == [(2, 3)]
     assert undecodable.count == 2
+
+
+@pytest.mark.parametrize("number", [-1, -(2**63), VERSION_MAX + 1, 2**64 - 1])
+@pytest.mark.parametrize("is_version", [False, True])
+def test_a_number_that_no_publisher_may_send_is_not_decoded(number: int, is_version: bool) -> None:
+    numbers = (number, 5) if is_version else (5, number)
+    body = pack_body([msgspec.msgpack.encode(("port", "k", "set", None, *numbers))])
+    packed = frames.pack(Kind.DATA, b"g" * 16, "a", body, first=1, count=1)
+    with pytest.raises(UndecodableBody, match="Expected `int`"):
+        decode_events(packed, frames.unpack(packed, bytes_max=10**6))
