@@ -179,6 +179,10 @@ HELP: dict[str, dict[str, str]] = {
         "log.damaged": (
             "Of a member of a group: ranges of the log that this member came to and could not read, each counted once."
         ),
+        "log.went_back": (
+            "Of a member of a group: shards that were found in an older state than this member had read, each "
+            "time: see below."
+        ),
         "log.undecodable": "Of a member of a group: events left out because their frame cannot be decoded.",
         "log.park_failures": "Of a member of a group: dead letters that could not be written; each is tried again.",
     },

@@ -274,7 +274,7 @@ class Dispatch:
                 loan.delivery.settle(done, call.batch[place:])
             call.settled = place
             if not self._handler.is_lent(loan):
-                self._handler.note_late(loan, len(done))
+                self._handler.counters.late += len(done)  # should the partition come back, they count
             self._after_settling(loan)
 
     # -- callbacks that do not return

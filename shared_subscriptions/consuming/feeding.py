@@ -14,6 +14,7 @@ from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from pubsub_api.runtime.rate_limited_log import RateLimitedLog
+from shared_subscriptions.consuming.marks import ReadMarks
 from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.consuming.reading import GroupLogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
@@ -56,7 +57,7 @@ class Feeder:
         self.damaged = 0
         """Ranges of offsets that could not be read, each counted once."""
         self._damages: set[tuple[int, int]] = set()
-        self._log = log
+        self._marks = ReadMarks(log)
         self._handler = handler
         self._lock = lock
         self._memberships = memberships
@@ -111,6 +112,11 @@ class Feeder:
             self._watching.notify_all()
         for thread in self._threads:
             thread.stop()
+
+    @property
+    def went_back(self) -> int:
+        """Shards that were found in an older state than they had been read in, each time."""
+        return self._marks.went_back
 
     def _count(self, _error: Exception) -> None:
         self.log_errors += 1
@@ -196,6 +202,15 @@ class Feeder:
             return loan.delivery.next_offset > offset
 
     def _read(self, loan: LoanState, reader: GroupLogReader) -> bool:
+        shard = reader.place(loan.partition).shard
+        if not loan.is_begun:
+            proven = self._prove(shard) if loan.former is not None else 0
+            with self._lock:
+                self._handler.begin(loan, proven)
+                if loan.is_complete:
+                    self._tell()
+                if not loan.wants_events:
+                    return True
         piece = reader.read(loan, events_max=min(max(loan.delivery.room, 1), _READ_EVENTS_MAX))
         if piece is None:
             return False
@@ -208,7 +223,27 @@ class Feeder:
                     self._note()
                 if loan.is_complete:
                     self._tell()
+        if self._marks.is_due(shard):  # not before: the user does not wait for it
+            self._prove(shard)
+        self._marks.note(shard, piece.read_to, piece.appended_ns)
         return True
+
+    def _prove(self, shard: int) -> int:
+        """Up to which offset the shard is known to be what this process has read.  Raises LogError."""
+        end, proven = self._marks.end(shard), self._marks.proven(shard)
+        if proven is not None:
+            return proven
+        groups = self._memberships
+        with self._lock:
+            gone = self._handler.void(lambda number, part: groups.group_of(number).reader.place(part).shard == shard)
+            firsts = {groups.name_of(loan.subscription): loan.granted.low for loan in sorted(gone, key=_latest_first)}
+        for name, first in firsts.items():
+            LOG.error(
+                "Group %s: the log went back to an older state: what this member has read at offsets %d to %d of shard "
+                "%d is not there any more, or not all of it. What it has acknowledged of that does not count; what is "
+                "not done in the group's stored progress is delivered again.", name, first, max(first, end - 1), shard,
+            )  # fmt: skip
+        return 0
 
     def _tell_growth(self, queues: list[int]) -> None:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
@@ -219,7 +254,7 @@ class Feeder:
             return
         if self._is_stale:
             self._is_stale = False
-            self._found = {state.shard: state.end for state in self._log.state()}
+            self._found = {state.shard: state.end for state in self._marks.log.state()}
         found = self._found
         news = {shard: end for shard, end in found.items() if end > self._announced.get(shard, 0)}
         if is_leading and news:
@@ -242,8 +277,12 @@ class Feeder:
         with self._watching:
             self._watching.wait_for(lambda: self._is_closed or self._ends)
             ends = self._ends
-        if not self._is_closed and self._log.wait(ends, timeout_s=_WAIT_S):
+        if not self._is_closed and self._marks.log.wait(ends, timeout_s=_WAIT_S):
             with self._watching:
                 self._ends = {}  # the reader says anew what to wait for
             self._is_stale = True
             self._wakeup.set()
+
+
+def _latest_first(loan: LoanState) -> int:
+    return -loan.granted.low

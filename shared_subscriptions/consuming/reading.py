@@ -35,6 +35,9 @@ class Piece:
     undecodable: int = 0
     size: int = 0
     """Bytes of the events, about."""
+    appended_ns: int = 0
+    """When the last of what was read, which lies before `read_to`, was appended."""
+    read_to: int = 0
 
 
 class GroupLogReader:
@@ -64,7 +67,7 @@ class GroupLogReader:
             return Piece(start, lost_to, [], expired=[(start, lost_to)])
         if not stored:
             return self._hole(place.shard, start, loan.until)
-        piece = Piece(start, stored[-1].end, [])
+        piece = Piece(start, stored[-1].end, [], appended_ns=stored[-1].appended_ns, read_to=stored[-1].end)
         origin = LoanOrigin(place.shard if is_portion(loan.partition) else loan.partition, loan.grant, loan.number)
         for item in stored:
             self._take(piece, item, place, origin)

@@ -27,6 +27,8 @@ class MemberLogStatistics:
     errors: int
     damaged: int
     """Ranges of the log that this member came to and could not read, each counted once."""
+    went_back: int
+    """Shards that were found in an older state than this member had read, each time."""
     undecodable: int
     park_failures: int
     """Dead letters that could not be written; each is tried again."""

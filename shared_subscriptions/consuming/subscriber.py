@@ -303,6 +303,7 @@ class GroupSubscriber(GroupMember):
                 ),
                 log=MemberLogStatistics(
                     errors=self._feeder.log_errors, damaged=self._feeder.damaged,
+                    went_back=self._feeder.went_back,
                     undecodable=self._feeder.undecodable, park_failures=self._dispatch.park_failures,
                 ),
                 callback_errors=self._dispatch.callback_errors,

@@ -118,6 +118,8 @@ class Leading:
         """When to look whether what is published is heard."""
         self._ask_pauses = Backoff(_ASK_S, _ASK_S_MAX)
         self._told: LeaderRecord | None = None
+        self._version = 0
+        """Of the leader's record, as it was read or written last."""
         self._commit_at = self._commit_early_at = 0.0
         self._is_urgent = self._is_touched = False
         self._said: GroupStatus | None = None
@@ -167,12 +169,23 @@ class Leading:
         seen = None
         if found is not None:
             leader, version = found
+            self._note_version(version)
             if leader.incarnation != self._incarnation:
                 self._is_gone()  # and declared anew: the process that leads that leads another group
                 return
             seen = SeenRecord(leader, version, self._process.version_of(leader.lease) if leader.lease else 0)
         self.candidate.observed(seen, time.monotonic())
         self._after_change()
+
+    def _note_version(self, version: int) -> None:
+        """Versions only rise, but in a log that went back."""
+        if version < self._version:
+            self.counters["log_went_back"] += 1
+            LOG.error(
+                "Group %s: its log went back to an older state, to version %d of its leader's record from %d: what "
+                "members have acknowledged since then is delivered again.", self.name, version, self._version,
+            )  # fmt: skip
+        self._version = version
 
     def _claim(self) -> Commit | None:
         group = self._records.declared()
@@ -305,7 +318,7 @@ class Leading:
     ) -> bool:
         """Look what there is to hand out, when shards have moved or it does not know, and with ``reads_declaration``
         what operators want; False when nothing is new.  Raises LogError."""
-        declaration = leader.declaration
+        declaration, ends = leader.declaration, {state.shard: state.end for state in states}
         if reads_declaration or leader.is_outdated:
             found = self._records.declaration()
             if found is None:
@@ -314,6 +327,11 @@ class Leading:
             declaration = found
         if not has_moved and not leader.is_outdated and declaration == leader.declaration:
             return False
+        if any(one.info.end > ends.get(number // declaration.lanes, 0) for number, one in leader.partitions.items()):
+            LOG.error("Group %s: its log went back to an older state; the leader begins anew with it.", self.name)
+            self.counters["log_went_back"] += 1
+            self.refused()
+            return True
         infos = {
             state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end, state.after)
             for state in states
@@ -357,6 +375,7 @@ class Leading:
 
     def written(self, commit: Commit, version: int) -> None:
         """A commit succeeded.  Raises LogError."""
+        self._version = version
         self.candidate.written(version)
         leader = self.leader
         if leader is not None:

@@ -129,9 +129,11 @@ class Listening:
             group = self._groups.get(name)
             if isinstance(message, m.PingAll):
                 self._answer_all(connection, message, now)
-            elif group is not None and group.leader is not None:
+            elif group is not None:
+                self._borrowers[connection][message.borrower] = group  # to be named as lost, if it is not led here
+                if group.leader is None:
+                    continue
                 group.homes[message.borrower] = connection
-                self._borrowers[connection][message.borrower] = group
                 group.hear(group.leader, message, now)
                 concerned.add(group)
         self._after_io(connection)

@@ -13,7 +13,8 @@ Processes to be killed, frozen and forked
     ``log_storm``: all that keeps a log.
 The database side in this process
     ``nb_tools``: an `NbApi`; ``nb_worlds``: a writer and copies; ``followed`` and ``histories``: lost histories;
-    ``scripted_cache`` and ``cache_model``: local caches; ``db_faults``: servers in trouble; ``logs``: logs.
+    ``scripted_cache`` and ``cache_model``: local caches; ``db_faults``: servers in trouble; ``logs``: logs;
+    ``log_copies``: older copies of them.
 Ends of drivers
     ``zmq_tools``, ``zenoh_ends``, ``redis_ends``, ``longpoll_ends``.
 The command

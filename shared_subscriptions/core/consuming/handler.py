@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 
 from pubsub_api.core.events import GroupEvent
 from shared_subscriptions.core import messages as m
+from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.consuming.agent import Agent
 from shared_subscriptions.core.consuming.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
 from shared_subscriptions.core.consuming.partitions import ChangedLoans, DeliveryCounters, PartitionDelivery
 from shared_subscriptions.core.events import is_portion
-from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress
 from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings
 
 REMEMBERED_MAX = 1000
@@ -35,6 +36,14 @@ class LoanState:
     until: int
     """Deliver nothing from this offset on; -1 for no end."""
     delivery: PartitionDelivery
+    granted: GroupProgress
+    """What the leader knew of it."""
+    former: LoanState | None = None
+    """The last one of the partition here: what was acknowledged there counts when the log proves to be the same."""
+    is_begun: bool = False
+    """It may have been read; what was acknowledged before has been counted, or never will be."""
+    is_void: bool = False
+    """The log went back meanwhile: offsets that were acknowledged may be those of other events now."""
     is_finish_told: bool = False
 
     @property
@@ -46,6 +55,14 @@ class LoanState:
     def is_complete(self) -> bool:
         """All of it up to `until` has been settled, or refused."""
         return 0 <= self.until <= self.delivery.next_offset and not self.delivery.load
+
+    def news(self, below: int) -> GroupProgress:
+        """What of the offsets below one was acknowledged here, and not known when the partition was granted."""
+        known, now = AcknowledgedOffsets(self.granted.low, self.granted.ranges), self.delivery.progress()
+        done = ((0, now.low), *now.ranges)
+        ranges = [part for start, end in done for part in redelivery.undone(known, start, min(end, below))]
+        attempts = {offset: count for offset, count in now.attempts.items() if offset < below}
+        return GroupProgress(now.generation, 0, tuple(ranges), attempts)
 
 
 class Handler:
@@ -77,7 +94,7 @@ class Handler:
         self._is_ordered: dict[int, bool] = {}
         self._loans: dict[int, LoanState] = {}
         self._marks = ChangedLoans()
-        self._remembered: OrderedDict[tuple[int, int], GroupProgress] = OrderedDict()
+        self._remembered: OrderedDict[tuple[int, int], LoanState] = OrderedDict()
         self._grown: dict[int, dict[int, int]] = {}
         self._suspended: dict[int, bool] = {}
         self._messages: list[tuple[int, m.ToLeader]] = []
@@ -176,12 +193,6 @@ class Handler:
         """Shards have grown, for a queue that this member has time for.  The leader is told with the next messages."""
         self._grown[subscription] = {**self._grown.get(subscription, {}), **ends}
 
-    def note_late(self, loan: LoanState, events: int) -> None:
-        """So many events were settled whose partition was lost before: should it come back, they count."""
-        self.counters.late += events
-        if (loan.subscription, loan.partition) in self._remembered:
-            self._remember(loan)
-
     def is_lent(self, loan: LoanState) -> bool:
         return loan.number in self._loans
 
@@ -253,13 +264,13 @@ class Handler:
     def _lend(self, subscription: int, event: Granted) -> None:
         self.granted += 1
         self.counters.expired += event.expired
-        progress = self._recall(subscription, event.partition, event.progress)
         delivery = PartitionDelivery(
-            progress, self._delivery_settings, self.counters, is_ordered=self._is_ordered[subscription],
+            event.progress, self._delivery_settings, self.counters, is_ordered=self._is_ordered[subscription],
             marks=self._marks, number=self.granted,
         )  # fmt: skip
         self._loans[self.granted] = LoanState(
-            self.granted, subscription, event.partition, event.grant, event.until, delivery
+            self.granted, subscription, event.partition, event.grant, event.until, delivery, event.progress,
+            self._remembered.pop((subscription, event.partition), None), is_begun=is_portion(event.partition),
         )  # fmt: skip
 
     def _of(self, subscription: int, partition: int) -> list[LoanState]:
@@ -270,23 +281,39 @@ class Handler:
     # -- what was acknowledged and perhaps never arrived
 
     def _remember(self, loan: LoanState) -> None:
-        """The leader may not know the last acknowledgements; should the partition come back, they count."""
-        if is_portion(loan.partition):
-            return  # it will never come back under its number
+        """The leader may not know the last acknowledgements, nor those that come late; should the partition come back,
+        they count."""
+        known = loan if loan.is_begun else loan.former
+        if known is None or known.is_void or is_portion(loan.partition):
+            return  # a portion will never come back under its number
         key = loan.subscription, loan.partition
-        self._remembered[key] = loan.delivery.progress()
+        self._remembered[key] = known
         self._remembered.move_to_end(key)
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
-    def _recall(self, subscription: int, partition: int, progress: GroupProgress) -> GroupProgress:
-        known = self._remembered.pop((subscription, partition), None)
-        if known is None or known.generation != progress.generation:
-            return progress
-        done = AcknowledgedOffsets(progress.low, progress.ranges)
-        done.merge(known)
-        attempts = {offset: max(count, known.attempts.get(offset, 0)) for offset, count in progress.attempts.items()}
-        return snapshot(done, progress.generation, known.attempts | attempts)
+    def begin(self, loan: LoanState, proven: int) -> None:
+        """Before a loan is read.  Offsets below ``proven`` are those of the events that this member knows: what it has
+        acknowledged of them counts."""
+        former, loan.former, loan.is_begun = loan.former, None, True
+        if former is not None:
+            loan.delivery.recall(former.news(proven))
+
+    def void(self, is_of: Callable[[int, int], bool]) -> list[LoanState]:
+        """The log went back: nothing counts that was acknowledged of the partitions, each with its subscription, of
+        which ``is_of`` says so.  Returns what is void."""
+        known = [key for key in self._remembered if key[0] in self._is_ordered and is_of(*key)]
+        found = [self._remembered.pop(key) for key in known]
+        for loan in self._loans.values():
+            if loan.is_void or not is_of(loan.subscription, loan.partition):
+                continue
+            if loan.is_begun:
+                loan.is_void = True
+                found.append(loan)
+            elif loan.former is not None:
+                found.append(loan.former)
+                loan.former = None
+        return found
 
     # -- reports
 

@@ -110,6 +110,17 @@ class PartitionDelivery:
 
     # -- from the log
 
+    def recall(self, known: GroupProgress) -> None:
+        """Before anything is offered: what was done here before, and the leader may not know."""
+        if known.generation != self._generation:
+            return
+        self._done.merge(known)
+        self.next_offset = self._done.low
+        for offset, count in known.attempts.items():
+            if offset not in self._done:
+                self._attempts[offset] = max(count, self._attempts.get(offset, 0))
+        self._mark()
+
     @property
     def room(self) -> int:
         """How many more events may be offered now."""

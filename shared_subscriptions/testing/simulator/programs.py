@@ -45,6 +45,8 @@ class SimProgram:
             is_at_end = delivery.next_offset >= len(self._store.shards[place.shard])
             if is_at_end or not loan.wants_events or place.shard in self._store.hidden:
                 continue
+            if not loan.is_begun:
+                self._handler.begin(loan, len(self._store.shards[place.shard]))
             start = self._store.starts[place.shard]
             if delivery.next_offset < start:
                 start = min(start, loan.until) if loan.until >= 0 else start

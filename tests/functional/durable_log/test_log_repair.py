@@ -20,6 +20,7 @@ from durable_log.testing.sources import Source, check_consistent, numbers, read_
 from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
 from pubsub_api.errors import InvalidConfig, UsageError
+from tests.helpers.log_copies import copier_of_postgres, copier_of_redis
 from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
 from tests.helpers.servers_db import PostgresServer, schema_of
@@ -190,27 +191,6 @@ def test_two_logs_are_not_made_one(tmp_path: pathlib.Path) -> None:
             repair(log)
 
 
-def copier(postgres: PostgresServer, url: str) -> Callable[[], Callable[[], None]]:
-    """What copies the tables of a log, and returns what restores the copy."""
-    schema, tables = schema_of(url), ("log", "shards", "frames", "streams", "segments", "records")
-
-    def copy() -> Callable[[], None]:
-        with postgres.client() as client:
-            for table in tables:
-                client.execute(f"CREATE TABLE {schema}.{table}_copy AS TABLE {schema}.{table}")
-        return restore
-
-    def restore() -> None:
-        with postgres.client() as client, client.transaction():
-            for table in tables:
-                client.execute(f"TRUNCATE {schema}.{table}")
-                client.execute(
-                    f"INSERT INTO {schema}.{table} OVERRIDING SYSTEM VALUE SELECT * FROM {schema}.{table}_copy"
-                )
-
-    return copy
-
-
 @pytest.fixture(params=["sqlite", "redis", "postgres"])
 def rewound(
     request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path
@@ -219,7 +199,7 @@ def rewound(
     if request.param == "postgres":
         postgres: PostgresServer = request.getfixturevalue("postgres")
         url = f"{postgres.new_schema()}&shards=1&segment_directory={tmp_path}/segments"
-        yield url, copier(postgres, url)
+        yield url, copier_of_postgres(postgres, url)
         return
     if request.param == "sqlite":
 
@@ -234,17 +214,7 @@ def rewound(
         return
     with server.client() as client:
         client.flushall()
-
-        def restore(keys: dict[bytes, bytes]) -> None:
-            client.flushall()
-            for key, value in keys.items():
-                client.restore(key, 0, value)
-
-        def copy_keys() -> Callable[[], None]:
-            keys = {key: client.dump(key) for key in client.scan_iter()}
-            return lambda: restore(keys)
-
-        yield f"{server.address}?shards=1&segment_directory={tmp_path}/segments", copy_keys
+    yield f"{server.address}?shards=1&segment_directory={tmp_path}/segments", copier_of_redis(server)
 
 
 def used_after_a_restore(url: str, copy: Callable[[], Callable[[], None]]) -> tuple[Source, Source]:
@@ -357,7 +327,7 @@ def test_a_repair_that_dies_before_it_has_appended_again_is_completed_by_the_nex
 def test_a_shard_that_an_older_store_lacks_is_told_to_who_has_the_log_open(postgres: PostgresServer) -> None:
     url = f"{postgres.new_schema()}&shards=1"
     with opened(url) as log:
-        restore = copier(postgres, url)()
+        restore = copier_of_postgres(postgres, url)()
         log.set_shards(2)
         restore()
         with pytest.raises(UsageError, match="no shard 1 any more"):

@@ -34,7 +34,7 @@ PACKAGE_LINES_MAX = {
     "nb_api": 17_500,
     "publisher_service": 3_420,
     "pubsub_api": 19_050,
-    "shared_subscriptions": 10_600,
+    "shared_subscriptions": 10_700,
     "spark_pipeline": 5_400,
 }
 """Growth is a decision: a change that needs more lines raises the number of its package (decision 0060)."""
