@@ -282,7 +282,7 @@ class DurabilityCore:
 
     def _noticed(self, notice: DeletionNotice) -> None:
         keeper = self.keepers.get(notice.name_space)
-        if keeper and len(keeper.holding.set.deletions) + len(notice.deletions) <= self.settings.deletions_max:
+        if keeper:
             keeper.delete(notice.deletions)
 
     # -- peers

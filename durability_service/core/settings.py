@@ -103,7 +103,6 @@ class ServiceSettings:
     clock_skew_max_s: float = 60.0
     peers_max: int = 1000
     name_spaces_max: int = 1000
-    deletions_max: int = 1000
     held_max: int = 1_000_000
     """Live samples held back, and not acknowledged, until the set is complete."""
 

@@ -70,6 +70,8 @@ class PeerBus:
         frame = frames.pack(
             Kind.CONTROL, self._guid, topic, messages.encode(message), timestamp=time.time_ns(), key=self._frame.key
         )
+        if len(frame) > self._frame.bytes_max:
+            LOG.error("Durability: peers refuse what they are sent: %d bytes, above frame_bytes_max", len(frame))
         try:
             self._sending_end.send(topic, frame)
         except (DriverError, LimitReached) as error:

@@ -23,6 +23,7 @@ from durability_service.core.messages import (
     Epoch,
 )
 from durability_service.core.sets.sample_set import SampleSet
+from durability_service.core.sets.samples import DIGEST_BYTES
 from durability_service.core.settings import ServiceSettings
 
 
@@ -31,6 +32,9 @@ class Standing:
     """What an answer is given from."""
 
     is_complete: bool
+    is_settling: bool
+    """Deleted samples leave the set.  None of them is sent; but digests differ from those of sets that have been
+    cleaned, so only services that lack a set are answered: others would be sent what is equal soon."""
     epoch: Epoch
     lineage: list[Epoch]
 
@@ -113,8 +117,10 @@ class Aligner:
     def pump(self, now: float, standing: Standing) -> list[AlignData | AlignEnd]:
         """What to send now; a bounded amount of it."""
         if self._answer is None and self._pending and now >= self._due:
-            if not standing.is_complete:
-                self._pending.clear()  # they ask again, perhaps another peer
+            if not standing.is_complete or standing.is_settling:  # others ask again, perhaps another peer
+                answered = {node: one for node, one in self._pending.items() if standing.is_complete and one.is_initial}
+                self._pending = answered
+            if not self._pending:
                 return []
             self._start(now)
         out: list[AlignData | AlignEnd] = []
@@ -190,8 +196,8 @@ class Aligner:
         bytes_max = self._settings.chunk_bytes
         size = 0
         for number in answer.buckets:
-            digest = answer.covered[number] = self._set.digest_of(number)
-            batch = self._set.batch(number)
+            batch = self._set.given(number)
+            digest = answer.covered[number] = batch.digest.to_bytes(DIGEST_BYTES, "big")
             self.samples_sent += batch.count
             content = batch.content
             parts = -(-len(content) // bytes_max)

@@ -176,10 +176,9 @@ class Holding:
         """Whether the data of that epoch is in this set."""
         return epoch in (self.epoch, NO_EPOCH) or epoch in self.lineage
 
-    def standing(self) -> Standing:
-        is_busy = self.is_applying or self.set.is_cleaning
-        is_serving = self.is_aligned and not is_busy and self.policy.aligner
-        return Standing(is_serving, self.epoch, list(self.lineage))
+    def standing(self, *, is_settling: bool) -> Standing:
+        is_serving = self.is_aligned and not self.is_applying and self.policy.aligner
+        return Standing(is_serving, is_settling, self.epoch, list(self.lineage))
 
     def member(self) -> ElectionMember:
         """What the election is told of us."""

@@ -44,6 +44,8 @@ _FILED_TOGETHER = 64
 """Live samples between two looks at how much was read from disk for them."""
 _QUALITY_OLD, _QUALITY_FRESH = 1, 2
 """Of sets on disk: one that is too old comes before none, and after every other, also one that is empty."""
+_CLEANING_ROUNDS = 12
+"""For so many times the time after which sets are compared, a set that is being cleaned is compared with none."""
 _STARTERS_DISCOVERIES = 3
 """Peers that still discover are waited for, for this many discovery periods, before data is injected."""
 
@@ -69,6 +71,8 @@ class Keeper:
         """Gets data from peers."""
         self._incoming: deque[tuple[Sequence[Sample], int]] = deque()
         """Live samples that are not in the set yet, and the token to acknowledge with the last of them."""
+        self._cleaned_at = context.now
+        """When the set was last seen without deleted samples."""
         self._complete_members: frozenset[str] = frozenset()
         """As master: the members whose sets were complete when it was last looked."""
         self._age_warning = ""
@@ -154,7 +158,7 @@ class Keeper:
         self._warn(members)
         held.has_other_roles = any(peer.role != self._settings.role for peer in peers)
         held.epoch_max = max([held.epoch_max, *(peer.advert.epoch.counter for peer in peers)])
-        if held.is_applying or held.is_marking or (held.is_aligned and held.set.is_cleaning):
+        if held.is_applying or held.is_marking:
             return
         if held.alignment:
             self._runner.watch(held.alignment, peers)
@@ -296,6 +300,8 @@ class Keeper:
         held = self.holding
         if held.is_agreed and held.master == self._settings.node and self._takes_lead(members):
             return
+        if self._is_settling:
+            return
         found = conflicts.find(
             held, peers, node=self._settings.node, role=self._settings.role, now=self._context.now,
             reconcile_s=self._settings.reconcile_s,
@@ -317,6 +323,13 @@ class Keeper:
             return False
         self._epochs.start()
         return True
+
+    @property
+    def _is_settling(self) -> bool:
+        """Deleted samples leave the set, and peers may be further with it: what differs now is equal soon, unless
+        deletions come faster than the set is cleaned."""
+        duration_s = self._context.now - self._cleaned_at
+        return self.holding.set.is_cleaning and duration_s < _CLEANING_ROUNDS * self._settings.reconcile_s
 
     # -- resolving
 
@@ -390,7 +403,9 @@ class Keeper:
     def pump(self) -> None:
         """Do a bounded amount of what is under way."""
         held = self.holding
-        for message in self.aligner.pump(self._context.now, held.standing()):
+        if not held.set.is_cleaning:
+            self._cleaned_at = self._context.now
+        for message in self.aligner.pump(self._context.now, held.standing(is_settling=self._is_settling)):
             self._context.send(message)
         if self._incoming:
             self.file_some()

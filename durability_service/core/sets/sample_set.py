@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from durability_service.core.sets.batches import BucketSummary, SampleBatch
+from durability_service.core.sets.batches import BucketSummary, SampleBatch, pack, unpack
 from durability_service.core.sets.buckets import Instances, MemoryBucket
 from durability_service.core.sets.samples import (
     DIGEST_BYTES,
@@ -78,7 +78,8 @@ class SampleSet:
         self._idle_next = 0
         self._idle_due = 0.0
         self._total = 0
-        self._deletions: set[Deletion] = set()
+        self._deletions: dict[str, Deletion] = {}
+        """Topic filter -> its newest deletion, which covers those before it.  All have to fit into a message."""
         self._deleted_until = 0
         self._deleted_until_of: dict[str, int] = {}
         """Topic -> up to when its history was deleted, of topics that were asked for since deletions changed: there may
@@ -111,6 +112,12 @@ class SampleSet:
         """All samples of a bucket, packed."""
         return self._buckets[number].batch()
 
+    def given(self, number: int) -> SampleBatch:
+        """The samples of a bucket that are not deleted, packed."""
+        batch = self.batch(number)
+        left = [sample for sample in unpack(batch) if not self.is_deleted(sample)] if self.is_cleaning else None
+        return batch if left is None or len(left) == batch.count else pack(left)
+
     @property
     def bucket_count(self) -> int:
         return len(self._buckets)
@@ -142,7 +149,7 @@ class SampleSet:
 
     @property
     def deletions(self) -> frozenset[Deletion]:
-        return frozenset(self._deletions)
+        return frozenset(self._deletions.values())
 
     def is_deleted(self, sample: Sample) -> bool:
         return sample[3] <= self._deleted_until and sample[3] <= self._topic_deleted_until(sample[0])
@@ -152,7 +159,7 @@ class SampleSet:
         if until is None:
             if len(self._deleted_until_of) >= _TOPICS_NOTED_MAX:
                 self._deleted_until_of.clear()
-            found = (one.timestamp for one in self._deletions if matches(one.topic_filter, topic))
+            found = (one.timestamp for one in self._deletions.values() if matches(one.topic_filter, topic))
             until = self._deleted_until_of[topic] = max(found, default=-1)
         return until
 
@@ -225,7 +232,7 @@ class SampleSet:
         bucket = self._buckets[number]
         if not bucket.is_empty():
             return False
-        if any(matches(one.topic_filter, topic) for one in self._deletions for topic in batch.topics):
+        if any(matches(topic_filter, topic) for topic_filter in self._deletions for topic in batch.topics):
             return False
         bucket.fill(batch)
         self._count_bucket(batch.digest, batch.count, batch.newest)
@@ -244,7 +251,7 @@ class SampleSet:
                 bucket.forget()
         self._buckets = _empty(len(self._buckets), self._storage)
         self._to_clean = []
-        self._total = sum(one.digest for one in self._deletions) % DIGEST_MODULUS
+        self._total = sum(one.digest for one in self._deletions.values()) % DIGEST_MODULUS
         self.count = 0
 
     def pack_idle(self, now: float, interval_s: float, *, samples_max: int) -> None:
@@ -260,14 +267,15 @@ class SampleSet:
                 break
 
     def delete(self, deletion: Deletion, *, is_cleaned: bool = False) -> list[Sample] | None:
-        """Remember a deletion of history.  Returns the samples that were removed; None if the deletion was known.
+        """Remember a deletion of history.  Returns the samples that were removed; None if it or a newer one was known.
 
         A set on disk removes none here but in `clean_some`; ``is_cleaned`` says that it has none any more.
         """
-        if deletion in self._deletions:
+        former = self._deletions.get(deletion.topic_filter)
+        if former is not None and former.timestamp >= deletion.timestamp:
             return None
-        self._deletions.add(deletion)
-        self._total = (self._total + deletion.digest) % DIGEST_MODULUS
+        self._deletions[deletion.topic_filter] = deletion
+        self._total = (self._total + deletion.digest - (former.digest if former else 0)) % DIGEST_MODULUS
         self._deleted_until = max(self._deleted_until, deletion.timestamp)
         self._deleted_until_of.clear()
         if self._storage is not None:
@@ -295,8 +303,8 @@ class SampleSet:
 
         While `is_cleaning`, deletions of history are still needed and stay.  Returns the samples that were removed.
         """
-        for old in [one for one in self._deletions if one.timestamp < before and not self.is_cleaning]:
-            self._deletions.discard(old)
+        for old in [one for one in self._deletions.values() if one.timestamp < before and not self.is_cleaning]:
+            del self._deletions[old.topic_filter]
             self._total = (self._total - old.digest) % DIGEST_MODULUS
             self._deleted_until_of.clear()
         if not self._deletions:

@@ -526,7 +526,7 @@ def test_an_answer_ends_with_the_last_who_asked() -> None:
             make_sample("a/x", "t", f"k{number}", timestamp=1, writer=b"w", number=number, is_delete=False, event=b"e")
         )
     aligner = Aligner(ServiceSettings(node="z", chunk_bytes=1, window_chunks=1), "orders", samples)
-    standing = Standing(is_complete=True, epoch=Epoch(1, "z"), lineage=[])
+    standing = Standing(is_complete=True, is_settling=False, epoch=Epoch(1, "z"), lineage=[])
     aligner.requested(AlignRequest(node="a", incarnation=1, to="z", name_space="orders", number=1), 0.0, set())
     assert len(aligner.pump(1.0, standing)) == 1
     aligner.left("a")

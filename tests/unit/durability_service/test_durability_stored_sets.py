@@ -21,7 +21,7 @@ from durability_service.serving.answers import page
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
 from durability_service.testing.simulator.store import StoreModel
 from pubsub_api.core.errors import UndecodableBody
-from tests.unit.durability_service.test_durability_core import SPACE, Rig
+from tests.unit.durability_service.test_durability_core import LONG_S, SPACE, Rig
 
 BUCKETS = 8
 DEPTH = 2
@@ -279,6 +279,18 @@ def test_deletions_that_come_faster_than_buckets_are_cleaned_do_not_keep_a_bucke
     assert {one.topic for one in service.set} == {"stays"}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_the_deletions_of_a_filter_the_newest_is_remembered(order: int) -> None:
+    """All of a day would not fit into the message that ends an alignment, nor into a page of history."""
+    found, expected = SampleSet(BUCKETS, lambda _: 1), SampleSet(BUCKETS, lambda _: 1)
+    for number in range(1, 5000)[::order]:
+        found.delete(Deletion("a", number))
+    expected.delete(Deletion("a", 4999))
+    assert (found.deletions, found.digest) == (expected.deletions, expected.digest)
+    found.sweep(0, 5000)
+    assert (found.deletions, found.digest) == (frozenset(), bytes(len(found.digest)))
+
+
 def test_what_is_deleted_is_the_same_however_many_deletions_there_are() -> None:
     """The newest for each topic is remembered."""
     chance = random.Random(1)
@@ -347,9 +359,60 @@ def test_what_a_deletion_covers_is_not_given_away_before_it_is_gone() -> None:
     found = page(core, ask, 10_000, EPOCH_NS)
     assert found is not None
     assert found.samples == []
-    assert not held.standing().is_complete, "peers are given what is left when all of it is gone"
+    assert [held.set.given(number).count for number in held.set.filled()] == [0] * len(held.set.filled())
     rig.run()
     assert (held.set.is_cleaning, held.set.count) == (False, 0)
+
+
+def deleting(rig: Rig, name: str, *, topic: str = "b") -> None:
+    """History is deleted so often from now on that a set is never cleaned of all of it."""
+    core = rig.nodes[name].core
+    if core is not None:
+        core.keepers[SPACE.name].delete([Deletion(topic, rig.nodes[name].wall_ns())])
+        rig.world.after(0.003, lambda: deleting(rig, name, topic=topic))
+
+
+def test_a_service_that_starts_is_given_the_set_while_history_is_deleted_again_and_again() -> None:
+    rig = Rig()
+    rig.add("a", clean_buckets=1)
+    rig.add("b")
+    rig.start("a")
+    rig.write("a", *"uvwxyz", *map(str, range(10)))
+    deleting(rig, "a", topic="a/y")
+    rig.write("a", "gone", topic="a/y")
+    rig.start("b")
+    assert rig.held("a").set.is_cleaning
+    assert (rig.held("b").is_complete, rig.keys("b")) == (True, "0123456789uvwxyz")
+
+
+def test_a_master_takes_over_while_history_is_deleted_again_and_again() -> None:
+    rig = Rig()
+    rig.add("a", clean_buckets=1)
+    rig.add("z")
+    rig.start()
+    rig.write("a", *"uvwxyz", *map(str, range(10)))
+    deleting(rig, "a")
+    rig.nodes["z"].stop()
+    rig.run()
+    held = rig.held("a")
+    assert (held.set.is_cleaning, held.master, held.epoch.master) == (True, "a", "a")
+
+
+def test_sides_of_a_split_are_joined_while_history_is_deleted_again_and_again() -> None:
+    rig = Rig()
+    for name in "az":
+        rig.add(name, clean_buckets=1)
+    rig.start()
+    rig.write("a", *map(str, range(10)))
+    rig.split("a")
+    rig.write("a", "x")
+    rig.write("z", "y")
+    for name in "az":
+        deleting(rig, name)
+    rig.heal()
+    rig.run(2 * LONG_S)
+    assert rig.held("a").set.is_cleaning
+    assert [rig.keys(name) for name in "az"] == ["0123456789xy"] * 2
 
 
 def a_cold_service() -> tuple[Rig, SimNode, list[Sample]]:

@@ -28,7 +28,7 @@ PRODUCT = (*LIBRARIES, "heliograph")
 
 PACKAGE_LINES_MAX = {
     "drivers": 20_270,
-    "durability_service": 10_280,
+    "durability_service": 10_300,
     "durable_log": 8_640,
     "heliograph": 11_250,
     "nb_api": 17_500,
