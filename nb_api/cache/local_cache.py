@@ -304,6 +304,9 @@ class LocalCache(WholeCache, VerifiedCopy):
                     self._pass_on(changes, now)
         except Closed:
             return
+        except Exception:
+            self.need_snapshot("changes could not be applied")  # some of them may have been
+            raise
         if self._core.wants_resync:
             self.need_delta("forgotten tombstones")
 

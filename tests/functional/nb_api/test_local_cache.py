@@ -8,12 +8,13 @@ import pathlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from nb_api import CacheChange, Created, Deleted, LocalCache, Resynced, Updated
+from nb_api.cache.reading.live_changes import LiveChanges
 from nb_api.errors import InvalidObject, ObjectNotFound
 from pubsub_api import Event
 from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError, WaitTimeout
@@ -67,6 +68,29 @@ def test_a_cache_holds_what_was_there_and_follows_what_comes(world: World) -> No
         cache.get("port", "p2")
     assert told.resyncs()[0].kind == "snapshot"
     assert cache.tables == ["port"]
+
+
+def test_changes_that_could_not_be_applied_are_read_from_the_database(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory may run out in the middle of a batch."""
+    with open_nb(sqlite_url(tmp_path), memory_bus()) as nb, LocalCache(nb, on_changes=Told()) as cache:
+        cache.wait_synced(timeout_s=WAIT_S)
+        monkeypatch.setattr(LiveChanges, "apply", fail_once(LiveChanges.apply, MemoryError()))
+        nb.put("port", "p1", 1, topic="t")
+        wait_until(lambda: cache.get_all("port") == nb.get_all("port"), WAIT_S, "the copy to be equal")
+        assert cache.statistics().syncs.reasons["changes could not be applied"] == 1
+
+
+def fail_once(function: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    errors = [error]
+
+    def call(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return function(*args)
+
+    return call
 
 
 def test_changes_can_be_iterated(world: World) -> None:
