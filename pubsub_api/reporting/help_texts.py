@@ -253,7 +253,8 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "syncs.escalated": "Of a local cache: deltas that were impossible, so that a snapshot was read.",
         "syncs.waits": (
-            "Of a local cache: how often a delta or a read of topics waited for those of other caches of the process."
+            "Of a local cache: how often a delta, a read of topics or a look at the history waited for those of "
+            "other caches of the process."
         ),
         "syncs.rows": "Of a local cache: objects read by snapshots.",
         "syncs.missed_changes": "Of a local cache: changes read one by one by deltas.",

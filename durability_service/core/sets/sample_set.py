@@ -152,7 +152,8 @@ class SampleSet:
         return frozenset(self._deletions.values())
 
     def is_deleted(self, sample: Sample) -> bool:
-        return sample[3] <= self._deleted_until and sample[3] <= self._topic_deleted_until(sample[0])
+        timestamp = sample.timestamp
+        return timestamp <= self._deleted_until and timestamp <= self._topic_deleted_until(sample.topic)
 
     def _topic_deleted_until(self, topic: str) -> int:
         until = self._deleted_until_of.get(topic)

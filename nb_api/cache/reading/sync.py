@@ -61,7 +61,7 @@ class SyncCounters:
     escalated: int = 0
     """Deltas that could not be done, so that a snapshot was asked for."""
     waits: int = 0
-    """How often a delta or a read of topics waited for those of other caches of the process."""
+    """How often a delta, a read of topics or a look at the history waited for those of other caches of the process."""
     rows: int = 0
     missed_changes: int = 0
     """Changes read one by one."""
@@ -147,7 +147,7 @@ class CacheSync:
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
         self._has_waited = False
-        """For its turn to read a snapshot, which has not come yet."""
+        """For its turn to read, which has not come yet."""
         self._must_replace = False
         """The history is lost, and no snapshot could be read to its end since."""
 
@@ -158,21 +158,22 @@ class CacheSync:
         return told
 
     def _perform(self, task: SyncTask) -> list[Resynced]:
-        if task.is_snapshot:
-            try:
-                with self._snapshot_turns.take(self._owner.wake):
-                    self._has_waited = False
-                    return self._snapshot(task, loss=self._examine()[1])
-            except NoTurn:
-                self._limit.counters.waits += not self._has_waited
-                self._has_waited = True
-                raise
+        turns = self._snapshot_turns if task.is_snapshot else self._delta_turns
         try:
-            with self._delta_turns.take(self._owner.wake):
-                return self._read_missed(task)
+            with turns.take(self._owner.wake):
+                self._has_waited = False
+                return self._snapshot(task, loss=self._examine()[1]) if task.is_snapshot else self._read_missed(task)
         except NoTurn:
-            self.counters.waits += 1
+            if not self._has_waited:
+                self._has_waited = True
+                self._count_wait(task)
             raise
+
+    def _count_wait(self, task: SyncTask) -> None:
+        if task.is_snapshot:
+            self._limit.counters.waits += 1
+        else:
+            self.counters.waits += 1
 
     def _read_missed(self, task: SyncTask) -> list[Resynced]:
         """Topics that are new, and changes."""

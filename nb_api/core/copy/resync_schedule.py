@@ -153,6 +153,8 @@ class SyncScheduler:
         if task.topics:
             self._topics |= task.topics
             self._topics_due = min(self._topics_due, due)
+        if not task.is_reading:
+            self._verify_due = min(self._verify_due, due)
         if not self.is_idle:
             self._reasons.update(dict.fromkeys(task.reason.split(", ")))
 

@@ -97,6 +97,16 @@ def test_what_failed_is_due_again_after_a_growing_pause(task: SyncTask) -> None:
     assert busy.failed(task, 0.0) == 1.0
 
 
+def test_a_verification_that_is_put_off_comes_then_and_not_an_interval_later() -> None:
+    busy = scheduler(verify_interval_s=100.0)
+    task = SyncTask("verification")
+    assert busy.take(100.0) == task
+    busy.put_off(task, 101.0)
+    assert busy.next_deadline() == 101.0
+    assert busy.take(101.0) == task
+    assert busy.next_deadline() == 201.0
+
+
 def test_periodic_work_comes_by_chance_around_its_interval() -> None:
     early, late = (scheduler(jitter=jitter, verify_interval_s=100.0, resync_interval_s=200.0) for jitter in (0.0, 1.0))
     assert early.next_deadline() == 75.0
